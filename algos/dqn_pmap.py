@@ -162,23 +162,19 @@ def num_outputs(args: Args) -> int:
     return 1 if args.distribution == "none" else args.num_atoms
 
 
-def atoms(args: Args) -> jax.Array:
-    """Returns [Z] of which c51 learns the probabilities."""
-    return jnp.linspace(args.v_min, args.v_max, args.num_atoms)
-
-
 def q_values(output: jax.Array, args: Args) -> jax.Array:
     """Mean returns [...] of what the network has for actions, [..., Z]."""
-    return jax.nn.softmax(output) @ atoms(args) if args.distribution == "c51" else jnp.mean(output, axis=-1)
+    if args.distribution == "c51":
+        return nets.Returns.of(output, args.v_min, args.v_max).mean()
+    return jnp.mean(output, axis=-1)
 
 
 def loss(output: jax.Array, next_output: jax.Array, reward: jax.Array, discount: jax.Array, args: Args) -> jax.Array:
-    """Distance [B] of returns [B, Z] of actions from `reward` + `discount` [B] times those that follow, [B, Z]."""
-    support = atoms(args) if args.distribution == "c51" else next_output
-    target = reward[:, None] + discount[:, None] * support
+    """Loss [B] of what the network has for actions [B, Z], at `reward` + `discount` [B] times what follows, [B, Z]."""
     if args.distribution == "c51":
-        probs = nets.project(jax.nn.softmax(next_output), target, args.v_min, args.v_max)
-        return optax.softmax_cross_entropy(output, probs)
+        q, next_q = (nets.Returns.of(x, args.v_min, args.v_max) for x in (output, next_output))
+        return q.error(next_q.replace(atoms=reward[:, None] + discount[:, None] * next_q.atoms))
+    target = reward[:, None] + discount[:, None] * next_output
     if args.distribution == "qr":
         return quantile_huber(output, target)
     return (optax.huber_loss if args.huber else optax.l2_loss)(output, target)[:, 0]

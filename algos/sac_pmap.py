@@ -160,7 +160,7 @@ class QFunction(nn.Module):
             outputs = nn.Dense(n * args.critic_bins)(layers(x, train)).reshape(-1, n, args.critic_bins)
         else:
             outputs = nn.Dense(args.critic_bins)(layers(jnp.concatenate([x, action], axis=-1), train))
-        return nets.Returns.of(outputs, args.critic_limit)
+        return nets.Returns.of(outputs, -args.critic_limit, args.critic_limit)
 
 
 # ----------------------------------------------------------------------------------------------------------- records

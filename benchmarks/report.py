@@ -79,7 +79,7 @@ def pictures(results: Path) -> Iterator[tuple[str, Any]]:
     for machine, name, records in _chapters(results):
         yield _picture(machine, name, "steps"), draw(_curves(records, "env_steps"), "env_steps", "greedy return, IQM")
         if _has_peers(records):
-            own = [record for record in records if record["file"].startswith(f"{machine}/")]  # as fast as each other
+            own = [record for record in records if record["file"].startswith(f"{machine}/")]  # of one class of machines
             yield _picture(machine, name, "seconds"), draw(_curves(own, "seconds"), "seconds", "greedy return, IQM")
             yield _picture(machine, name, "profile"), draw([_profile(records)], "", "runs above the score")
 

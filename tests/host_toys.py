@@ -182,10 +182,7 @@ class SecretiveToy(Toy):
 
 
 class TellingToy(Toy):
-    """Says in its info which actions are legal: all but the first one in the first state, then all but the second.
-
-    In the last state it says nothing.
-    """
+    """Says in its info which actions are legal: at first not the first, later not the second; nothing at the end."""
 
     def reset(self, seed=None, options=None):
         obs, _ = super().reset(seed=seed)

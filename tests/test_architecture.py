@@ -10,7 +10,7 @@ import pytest
 from cli_helpers import ROOT, SLOW, run_python, slow_imports
 
 # Lines at most of each algorithm; they may only fall. What lies beside them in algos/ is somebody's own
-SIZES = {"ppo_pmap": 326, "pqn_pmap": 287, "dqn_pmap": 274, "sac_pmap": 349, "ppo_rnn_pmap": 408, "appo_pmap": 413}
+SIZES = {"ppo_pmap": 326, "pqn_pmap": 287, "dqn_pmap": 266, "sac_pmap": 349, "ppo_rnn_pmap": 408, "appo_pmap": 413}
 ALGORITHMS = [ROOT / "algos" / f"{name}.py" for name in SIZES]
 COMMANDS = [path for path in sorted((ROOT / "common").glob("*.py")) if "__main__" in path.read_text()]
 
@@ -27,7 +27,7 @@ MAY_IMPORT = {
 ROOMS = set(MAY_IMPORT)
 MAY_IMPORT |= {"top": ROOMS, "algos": ROOMS | {"top"}, "suites": {"cli", "envs"}}  # which `envs` loads by name
 
-COMMON, FILES, SUITES = 10_966, 66, 1_400  # lines of common/ at most, its modules, lines of suites/; they may only fall
+COMMON, FILES, SUITES = 10_962, 66, 1_400  # lines of common/ at most, its modules, lines of suites/; they may only fall
 OURS = {"common", "suites", "algos", "benchmarks", "tests", "notebooks"}
 NAMES, SOURCES = 25, 2  # of the kit that an algorithm imports, and the modules that they come from
 
@@ -92,7 +92,7 @@ def test_private_names_stay_in_their_module():
 def test_code_gets_no_longer():
     lengths = [len(path.read_text().splitlines()) for name, path in MODULES.items() if name.startswith("common")]
     assert sum(lengths) <= COMMON and len(lengths) <= FILES, f"common/: {sum(lengths)} lines in {len(lengths)} files"
-    for folder, most in {"tests": 9_001, "benchmarks": 2_796, "suites": SUITES}.items():
+    for folder, most in {"tests": 8_999, "benchmarks": 2_796, "suites": SUITES}.items():
         lines = sum(len(path.read_text().splitlines()) for path in (ROOT / folder).rglob("*.py"))
         assert lines <= most, f"{folder}/: {lines} lines, limit {most}: take out as many, or raise it"
 

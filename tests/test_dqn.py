@@ -66,18 +66,16 @@ def loss_by_hand(args, output, later, choosing, legal, reward, discount):
         return -wanted @ np.log(probabilities(output))
     target = reward + discount * best
     if args.distribution == "none":
-        return 0.5 * (output[0] - target[0]) ** 2
+        return huber(output[0] - target[0]) if args.huber else 0.5 * (output[0] - target[0]) ** 2
     pairs = [(i, y - q) for i, q in enumerate(output) for y in target]
     return sum(abs((i + 0.5) / count - (error < 0)) * huber(error) for i, error in pairs) / count
 
 
-ATOMS = {"num_atoms": 5}
-RANGE = {"v_min": -2.0, "v_max": 3.0}
+LOSSES = [("none", {"double": False}), ("none", {"huber": True}), ("qr", {"num_atoms": 5})]
+LOSSES += [("c51", {"num_atoms": 5, "v_min": -2.0, "v_max": 3.0})]
 
 
-@pytest.mark.parametrize(
-    ("distribution", "flags"), [("none", {"double": False}), ("c51", ATOMS | RANGE), ("qr", ATOMS)], ids=str
-)
+@pytest.mark.parametrize(("distribution", "flags"), LOSSES, ids=str)
 def test_losses_are_those_of_the_papers(distribution, flags):
     args = small_dqn_args(env="helpers:Fussy", distribution=distribution, **flags, dueling=True, hidden_sizes=(4,))
     env, rng, size = make_env("Fussy"), np.random.default_rng(1), 6
@@ -94,15 +92,17 @@ def test_losses_are_those_of_the_papers(distribution, flags):
     later_by_target = np.float64(network.apply(learner.target_params, next_obs))
     choosing = later if args.double else later_by_target
 
-    def one_update(batch):
-        return algorithm.update(learner, batch, Now(hp_of(args, epsilon=0.3), jnp.int32(args.target_frequency)))
-
-    after, metrics = jax.tree.map(lambda x: x[0], over_devices(one_update, 1, batch))
+    hp = hp_of(args, epsilon=0.3, tau=0.25)
+    for number, tau in ((args.target_frequency + 1, 0.0), (args.target_frequency, 0.25)):
+        now = Now(hp, jnp.int32(number))
+        updated = over_devices(lambda batch, now=now: algorithm.update(learner, batch, now), 1, batch)
+        after, metrics = jax.tree.map(lambda x: x[0], updated)
+        mixed = jax.tree.map(lambda old, new, tau=tau: old + tau * (new - old), learner.target_params, after.params)
+        assert relative_difference(after.target_params, mixed) < 1e-6
     rows = zip(output, action, later_by_target, choosing, legal[1], reward, ~terminated * discount, strict=True)
     losses = [loss_by_hand(args, output[action], *more) for output, action, *more in rows]
     assert metrics["loss/q"] == pytest.approx(np.mean(losses), rel=1e-5)
     assert after.epsilon == pytest.approx(0.3)
-    assert relative_difference(after.target_params, after.params) < 1e-6  # a copy is due, and tau is 1
 
 
 class Lab(host_helpers.Lab):

@@ -168,9 +168,7 @@ def make_args(algorithm: Any, flags: dict[str, Any]) -> Any:
 
 
 def trace(function: Callable, agents: int, *inputs: Any) -> tuple[list[Any], Any, list[bool]]:
-    """What `function` of one of so many agents computes on a device, without what nothing needs; shapes of outputs,
-    and which inputs are needed.
-    """
+    """What `function` of one of so many agents computes on a device, less what nothing needs; shapes; needed inputs."""
     for axis, size in ((AXIS, 1), (MEMBERS, agents)):
         function = jax.vmap(function, in_axes=None, axis_size=size, axis_name=axis)
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(*inputs)

@@ -320,17 +320,17 @@ def test_new_units_leave_predictions_as_they_are():
         rescale_output(params, "head", old, new)
 
 
-@pytest.mark.parametrize("renorm", [False, True])
+@pytest.mark.parametrize(("renorm", "warmup"), [(False, 0), (True, 1), (True, 2)])
 @pytest.mark.parametrize("devices", [1, 4])
-def test_batches_are_normalised_by_the_samples_of_all_devices_or_by_running_averages(renorm, devices):
+def test_batches_are_normalised_by_the_samples_of_all_devices_or_by_running_averages(renorm, warmup, devices):
     x = np.random.default_rng(0).normal(3, 2, (8, 3)).astype(np.float32)
     average, variance = np.float32([[1, 2, -30], [4, 0.01, 3]])
-    layer, start = BatchNorm(renorm, warmup=0), {"averages": np.stack([average, variance]), "batches": np.float32(1)}
-    variables = layer.init(jax.random.key(0), x) | {"batch_stats": start}
+    start = {"averages": np.stack([average, variance]), "batches": np.float32(1)}
+    variables = (layer := BatchNorm(renorm, warmup=warmup)).init(jax.random.key(0), x) | {"batch_stats": start}
     y, new = over_devices(lambda x: layer.apply(variables, x, train=True, mutable="batch_stats"), devices, x)
     of_batch, usual = np.sqrt(x.var(0) + 1e-3), np.sqrt(variance + 1e-3)
     r, d = np.clip(of_batch / usual, 1 / 3, 3), np.clip((x.mean(0) - average) / usual, -5, 5)
-    r, d = (r, d) if renorm else (1.0, 0.0)
+    r, d = (r, d) if renorm and warmup == 1 else (1.0, 0.0)  # after one batch
     np.testing.assert_allclose(np.reshape(y, (8, 3)), (x - x.mean(0)) / of_batch * r + d, atol=1e-4)
     averages = 0.99 * start["averages"] + 0.01 * np.stack([x.mean(0), x.var(0)])
     for own in new["batch_stats"]["averages"]:
@@ -340,7 +340,7 @@ def test_batches_are_normalised_by_the_samples_of_all_devices_or_by_running_aver
 
 def test_a_distribution_of_returns_is_shared_by_neighbours_mixed_over_actions_and_chosen_by_its_mean():
     rng = np.random.default_rng(0)
-    q = Returns.of(rng.normal(size=(2, 6, 3, 5)).astype(np.float32), limit=2.0)  # two of 3 actions over -2, -1, ..., 2
+    q = Returns.of(rng.normal(size=(2, 6, 3, 5)).astype(np.float32), -2.0, 2.0)  # two of 3 actions over -2, -1, ..., 2
     least, probs = q.smallest(), jax.nn.softmax(rng.normal(size=(6, 3)))
     np.testing.assert_allclose(least.mean(), np.min(q.mean(), axis=0), rtol=1e-6)
     value = least.expected(probs)
@@ -355,6 +355,6 @@ def test_a_distribution_of_returns_is_shared_by_neighbours_mixed_over_actions_an
     taken = q.of_actions(jnp.array([0, 1, 2, 0, 1, 2]))
     logs = jax.nn.log_softmax(q.logits)[:, np.arange(6), [0, 1, 2, 0, 1, 2]]
     np.testing.assert_allclose(taken.error(moved), -np.sum(shared * logs, axis=-1), rtol=1e-5)
-    rare = Returns.of(jnp.array([[[0.0, -200.0, 0.0], [0.0, -150.0, 1.0]]]), limit=1.0)
+    rare = Returns.of(jnp.array([[[0.0, -200.0, 0.0], [0.0, -150.0, 1.0]]]), -1.0, 1.0)
     gradient = jax.grad(lambda logits: jnp.sum(rare.expected(jax.nn.softmax(logits)).mean()))(jnp.zeros((1, 2)))
     assert np.isfinite(gradient).all() and np.any(gradient != 0), "what rounds to 0 has a gradient all the same"

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from helpers import metric_rows, ppo, relative_difference, small_args
+from helpers import metric_rows, ppo, relative_difference, small_args, small_sac_args
 
 from common.cli.population_flags import PbtArgs, Rules
 from common.device.interface import RunState
@@ -183,6 +183,7 @@ def test_members_begin_changed_but_for_the_control():
     assert set(hyper) == set(names.split())
     assert all(len(set(values)) == 5 and min(values) > 0 for values in hyper.values())
     assert max(hyper["gamma"]) < 1 and hyper["gamma"][0] == 0.99
+    assert not {"tau", "alpha"} & set(small_sac_args(recipe="crossq", population=5, pbt=True).evolving)
 
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}

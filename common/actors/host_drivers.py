@@ -126,7 +126,8 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
         state = TrainState(state.learner, actors, run.replace(env_steps=run.env_steps + new))
         key = jax.random.fold_in(run.key, run.updates + 1)
         due = args.updates_due(stored) - args.updates_due(stored - new)
-        state, tally = learn(state, transitions, rollout.terminated | rollout.truncated, key, due, valid)
+        done = rollout.terminated | rollout.truncated | ~valid  # nothing goes on behind a step that counts nothing
+        state, tally = learn(state, transitions, done, key, due, valid)
         return state, publish(state.learner, state.run), tally
 
     def keys_of_groups(key: jax.Array) -> jax.Array:
@@ -171,8 +172,7 @@ def merge_rollouts(rollouts: tuple[HostRollout, ...], parts: int, width: int) ->
     """One rollout of the environments of all of them, [T, N of all, ...].
 
     Blocks of `width` environments come one after another, of each block the `parts` of the rollouts, of each part the
-    environments, and of each environment the rollouts: however many devices share the environments, a device's are
-    neighbours among all.
+    environments, of each environment the rollouts: those of a device are neighbours, however many devices there are.
     """
 
     def merge(*x):

@@ -144,8 +144,9 @@ class PbtArgs(RunArgs):
     def _inert(self) -> set[str]:
         """Flags whose change in the middle of a run would do nothing."""
         adaptive = getattr(self, "lr_schedule", "") == "kl-adaptive"
-        at_first = ["alpha"] if getattr(self, "autotune", False) else []
-        return {"learning_rate" if adaptive else "desired_kl", *at_first}
+        temperature = "alpha" if getattr(self, "autotune", False) else "target_entropy_scale"
+        of_targets = set() if getattr(self, "target_networks", True) else {"tau"}
+        return {"learning_rate" if adaptive else "desired_kl", temperature} | of_targets
 
     def __post_init__(self):
         super().__post_init__()

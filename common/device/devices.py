@@ -25,7 +25,7 @@ def choose_devices(
     """The devices to train on, as many of each process, one process after another.
 
     They are `num_devices`, or with 0 as many accelerators, or CPU cores (of several processes one each), as divide the
-    environments; several cores have `envs_per_cpu_device` each. Environments, or what else is `shared`, come in blocks
+    environments; several cores have `envs_per_cpu_device` or more. Environments, or what is `shared`, come in blocks
     of `block` that no device boundary may cut. CPU devices are virtual and made here, for as many `processes` as are
     known, unless JAX has already started. Raises UsageError, with the numbers that would work, where there are too few
     devices or they do not divide what is shared.

@@ -120,7 +120,7 @@ class Transition(NamedTuple):
     terminated: jax.Array  # not set by a time limit
     next_obs: Any  # the true next observation, also where a time limit struck
     version: jax.Array | None = None  # updates behind the policy that acted, where that was not the newest
-    first: jax.Array | None = None  # whether it continues none before it in the buffer, kept for n-step returns
+    first: jax.Array | None = None  # whether an episode or rollout begins here, where n-step returns stop before it
     discount: jax.Array | None = None  # of the value of `next_obs`, in a batch with n-step returns
     discounted: jax.Array | None = None  # not kept: the discounted return so far, with --normalize-rewards
 

@@ -183,10 +183,7 @@ def _interpolate(places: np.ndarray, x: np.ndarray, y: np.ndarray, hold: bool) -
 
 
 def final_returns(log: Log) -> tuple[np.ndarray, bool]:
-    """The returns of the last greedy evaluation [S], or the last ones of training where there is none, and which it is.
-
-    NaN for an agent without.
-    """
+    """Returns [S] of the last greedy evaluation, or of training where there is none; NaN without. And which it is."""
     if EVALUATION in log.series:
         return log.series[EVALUATION].values[-1], False
     if TRAINING not in log.series:

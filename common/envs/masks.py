@@ -1,7 +1,6 @@
 """Special entries of observations, action masks and privileged state, and the units in which policies act.
 
-`action_mask` says which actions are legal; `privileged_state` is seen by critics only; actions of a Box are -1 .. 1
-between its bounds.
+`action_mask` says which actions are legal, critics alone see `privileged_state`, -1 and 1 are the bounds of a Box.
 """
 
 import math

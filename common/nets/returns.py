@@ -10,15 +10,15 @@ class Returns(struct.PyTreeNode):
 
     atoms: jax.Array  # [..., K] returns
     logits: jax.Array | None  # [..., K]; None of a number
-    limit: float = struct.field(pytree_node=False)  # predictions are of K equally spaced returns from -limit to limit
+    low: float = struct.field(pytree_node=False)  # predictions are of K equally spaced returns from `low` to `high`
+    high: float = struct.field(pytree_node=False)
 
     @classmethod
-    def of(cls, outputs: jax.Array, limit: float) -> "Returns":
+    def of(cls, outputs: jax.Array, low: float, high: float) -> "Returns":
         """What a network predicts by its outputs [..., K]."""
-        bins = outputs.shape[-1]
-        if bins == 1:
-            return cls(outputs, None, limit)
-        return cls(jnp.broadcast_to(jnp.linspace(-limit, limit, bins), outputs.shape), outputs, limit)
+        if outputs.shape[-1] == 1:
+            return cls(outputs, None, low, high)
+        return cls(jnp.broadcast_to(jnp.linspace(low, high, outputs.shape[-1]), outputs.shape), outputs, low, high)
 
     def mean(self) -> jax.Array:
         """[...]"""
@@ -51,7 +51,7 @@ class Returns(struct.PyTreeNode):
         """Squared error of a number, else the cross entropy with the target's distribution over our atoms, [...]."""
         if self.logits is None:
             return jnp.square(self.mean() - target.mean())
-        probs = project(jax.nn.softmax(target.logits), target.atoms, -self.limit, self.limit)
+        probs = project(jax.nn.softmax(target.logits), target.atoms, self.low, self.high)
         return -jnp.sum(probs * jax.nn.log_softmax(self.logits), axis=-1)
 
 

@@ -178,15 +178,15 @@ class BatchNorm(nn.Module):
         def scale_of(moments):  # mean and standard deviation [F] of mean and variance [2, F]
             return moments[0], jnp.sqrt(moments[1] + self.epsilon)
 
-        mean, deviation = average, usual = scale_of(averages.value)
+        mean, deviation = running_mean, running_deviation = scale_of(averages.value)
         if train:
             mean, squares = flat_pmean(jnp.stack([jnp.mean(x, axis=0), jnp.mean(jnp.square(x), axis=0)]))
             of_batch = jnp.stack([mean, jnp.maximum(squares - jnp.square(mean), 0.0)])
             mean, deviation = scale_of(of_batch)
-            if self.renorm:  # as if the batch's were those that make (x - mean) / deviation * r + d
+            if self.renorm:  # mean and deviation with which (x - mean) / deviation is the renormalised x
                 warm = batches.value >= self.warmup
-                r = jnp.where(warm, jnp.clip(deviation / usual, 1 / self.r_max, self.r_max), 1.0)
-                d = jnp.where(warm, jnp.clip((mean - average) / usual, -self.d_max, self.d_max), 0.0)
+                r = jnp.where(warm, jnp.clip(deviation / running_deviation, 1 / self.r_max, self.r_max), 1.0)
+                d = jnp.where(warm, jnp.clip((mean - running_mean) / running_deviation, -self.d_max, self.d_max), 0.0)
                 r, d = jax.lax.stop_gradient((r, d))
                 mean, deviation = mean - d * deviation / r, deviation / r
             averages.value = self.momentum * averages.value + (1 - self.momentum) * of_batch
@@ -235,8 +235,8 @@ class MLP(nn.Module):
                 return nn.LayerNorm(dtype=self.layer.get("dtype"))(x)
             return BatchNorm(self.norm == "renorm", use_bias)(x, train)
 
-        inert = self.norm == "batch" and not self.residual  # a bias before a linear layer that is centred itself
-        x = norm(x, "batch", "renorm", use_bias=not inert)
+        # A linear layer that is centred itself needs no bias in front of it
+        x = norm(x, "batch", "renorm", use_bias=self.norm != "batch" or self.residual)
         if self.residual:
             if len(set(self.hidden_sizes)) > 1:
                 raise UsageError(f"--residual blocks have one width, hidden sizes {self.hidden_sizes} are several")

@@ -37,7 +37,7 @@ class Args(OffPolicyArgs):
 
     env: str = "Pendulum-v1"
     recipe: Literal["sac", "crossq", "simba", "xqc"] = "sac"
-    """Defaults of other flags: SAC's, or those of CrossQ, SimBa or XQC, which learn from fewer steps."""
+    """Defaults of other flags: SAC's, or those of CrossQ, SimBa or XQC, for fewer steps; see --recipe NAME --help."""
 
     # optimiser
     policy_lr: Positive = 3e-4

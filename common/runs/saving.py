@@ -86,9 +86,10 @@ def _parameters_of(source: str, like: Any, console: Console) -> Arrays:
 
 def _reasons(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """How two configurations differ, whose arrays do."""
-    flags = [name for name in now["args"] if name in then["args"] and name not in ONE_TIME]
-    other = [f"it was made by {then['algorithm']}"] if then["algorithm"] != now["algorithm"] else []
-    return other + (differences(then["args"], now["args"], ["recipe"]) or differences(then["args"], now["args"], flags))
+    flags = [name for name in now["args"] if name in then["args"] and name not in (*ONE_TIME, "total_timesteps")]
+    if then["algorithm"] != now["algorithm"]:
+        return [f"it was made by {then['algorithm']}"]
+    return differences(then["args"], now["args"], ["recipe"]) or differences(then["args"], now["args"], flags)
 
 
 class Saver:

@@ -62,7 +62,7 @@ def ours(recipe: str) -> tuple[dict, dict, dict]:
     # Other code divides rewards before its update: here their deviation is 1
     unit = RunningStats(jnp.uint32(1), jnp.zeros(()), jnp.asarray(1 - 1e-8))
     learner = learner.replace(return_stats=learner.return_stats and unit)
-    update = jax.pmap(lambda x: algorithm.update(x, batch, Now(hp, 1, keys=keys))[0], axis_name=AXIS)
+    update = jax.pmap(lambda x: algorithm.update(x, batch, Now(hp, jnp.int32(1), keys=keys))[0], axis_name=AXIS)
     learner = jax.tree.map(lambda x: x.astype(float) if jnp.issubdtype(x.dtype, jnp.floating) else x, learner)
     new = jax.tree.map(lambda x: x[0], update(jax.tree.map(lambda x: x[None], learner)))
     inputs = batch._asdict() | {"next_noise": noises[0], "noise": noises[1], "gamma": args.gamma}

@@ -10,7 +10,7 @@ import pytest
 from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows
 
 import benchmarks.records
-from benchmarks import learning, many_seeds, report, tune
+from benchmarks import learning, many_seeds, parity_sac, report, tune
 from benchmarks.jobs import Job, run
 from benchmarks.learning import Goal, goals
 from benchmarks.records import record_of
@@ -20,6 +20,12 @@ from common.device.evaluation import SEED
 
 def job(folder: Path, *flags: object) -> Job:
     return Job("ppo_pmap", ("--env", "CartPole-v1", *map(str, flags)), folder)
+
+
+@pytest.mark.slow
+def test_what_is_compared_with_the_authors_code_is_an_update():
+    _, before, after = parity_sac.ours("crossq")
+    assert all(np.any(before[name] != x) for name, x in after.items())
 
 
 @pytest.mark.slow

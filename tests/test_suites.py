@@ -1,7 +1,4 @@
-"""Suites of environments on the device: their steps, ends and last observations beside the originals.
-
-Those that the extra `test` does not bring are tested where they are installed.
-"""
+"""Suites of environments on the device: their steps, ends and last observations beside the originals."""
 
 import json
 from collections.abc import Callable

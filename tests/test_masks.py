@@ -70,7 +70,7 @@ def test_a_masked_distribution_is_that_over_what_is_legal(row):
 
 @pytest.mark.parametrize("rising", [0, 1e-3])
 def test_no_noise_picks_what_is_illegal(rising, monkeypatch, scale=1e4):
-    """Nor the largest noise there is, where rounding leaves a sum of probabilities below it."""
+    """Nor the largest noise there is, where a sum of probabilities is rounded below it, or parallel sums rise."""
     cumsum = jnp.cumsum
     monkeypatch.setattr(jnp, "cumsum", lambda x, axis: cumsum(x, axis=axis) + rising * jnp.arange(x.shape[axis]))
     noise = np.linspace(2**-24, 1 - 2**-24, 4001, dtype=np.float32)

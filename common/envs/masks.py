@@ -1,6 +1,6 @@
 """Special entries of observations, action masks and privileged state, and the units in which policies act.
 
-`action_mask` says which actions are legal, critics alone see `privileged_state`, -1 and 1 are the bounds of a Box.
+`action_mask` says which actions are legal, critics alone see `privileged_state`, and a Box is -1 .. 1 for a policy.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The plan of `common/`, `suites/` and `algos/`: who imports whom, how long they may be, what siblings share."""
+"""The plan of `common/`, `suites/` and `algos/`: who imports whom, what siblings share."""
 
 import ast
 import re
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from cli_helpers import ROOT, SLOW, run_python, slow_imports
 
-# Lines at most of each algorithm; they may only fall. What lies beside them in algos/ is somebody's own
-SIZES = {"ppo_pmap": 326, "pqn_pmap": 287, "dqn_pmap": 266, "sac_pmap": 349, "ppo_rnn_pmap": 408, "appo_pmap": 413}
-ALGORITHMS = [ROOT / "algos" / f"{name}.py" for name in SIZES]
+# Other files in algos/ are somebody's own
+OUR_ALGORITHMS = "ppo_pmap", "pqn_pmap", "dqn_pmap", "sac_pmap", "ppo_rnn_pmap", "appo_pmap"
+ALGORITHMS = [ROOT / "algos" / f"{name}.py" for name in OUR_ALGORITHMS]
 COMMANDS = [path for path in sorted((ROOT / "common").glob("*.py")) if "__main__" in path.read_text()]
 
 # What each room imports of the others. The top is what lies in common/ itself.
@@ -27,7 +27,6 @@ MAY_IMPORT = {
 ROOMS = set(MAY_IMPORT)
 MAY_IMPORT |= {"top": ROOMS, "algos": ROOMS | {"top"}, "suites": {"cli", "envs"}}  # which `envs` loads by name
 
-COMMON, FILES, SUITES = 10_963, 66, 1_400  # lines of common/ at most, its modules, lines of suites/; they may only fall
 OURS = {"common", "suites", "algos", "benchmarks", "tests", "notebooks"}
 NAMES, SOURCES = 25, 2  # of the kit that an algorithm imports, and the modules that they come from
 
@@ -89,20 +88,11 @@ def test_private_names_stay_in_their_module():
         assert not taken, f"{name_of(path)} uses {taken}"
 
 
-def test_code_gets_no_longer():
-    lengths = [len(path.read_text().splitlines()) for name, path in MODULES.items() if name.startswith("common")]
-    assert sum(lengths) <= COMMON and len(lengths) <= FILES, f"common/: {sum(lengths)} lines in {len(lengths)} files"
-    for folder, most in {"tests": 8_999, "benchmarks": 2_796, "suites": SUITES}.items():
-        lines = sum(len(path.read_text().splitlines()) for path in (ROOT / folder).rglob("*.py"))
-        assert lines <= most, f"{folder}/: {lines} lines, limit {most}: take out as many, or raise it"
-
-
 @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda path: path.stem)
 def test_an_algorithm_is_a_page(path):
-    """Short, with few names to know, the losses early, and below the flags nothing of what the driver does."""
+    """It has few names to know, the losses early, and below the flags nothing of what the driver does."""
     text, names = path.read_text(), list(imported(path))
     lines = text.splitlines()
-    assert len(lines) <= SIZES[path.stem]
     assert len({name for _, name in names}) <= NAMES and len({module for module, _ in names}) <= SOURCES
     loss = next(number for number, line in enumerate(lines) if line.startswith(("def loss(", "def td_target(")))
     assert loss < 2 / 3 * len(lines)

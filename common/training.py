@@ -31,6 +31,7 @@ from common.envs.environment import Env, check_spaces
 from common.envs.host import evaluation_params
 from common.envs.registry import list_envs, make
 from common.envs.variation import run_env
+from common.runs.directory import describe_shared
 from common.runs.lock import locked
 from common.runs.recorder import Callback
 from common.runs.reports import TrainResult, ranked
@@ -49,7 +50,7 @@ def run_algorithm(
         return list_envs(SUITES if isinstance(args, FlagsByPlace) else HOST_SUITES, args.list_envs)
     if isinstance(args, HostEnvArgs) and env is not None:
         raise UsageError("environments on the host are named by --env: an object cannot be made anew by each actor")
-    with multihost.joined(args):
+    with multihost.joined(args, describe_shared(args, script) if args.distributed else {}):
         if isinstance(args, HostEnvArgs):
             return train_with_actors(args, script, make_algorithm, callback)
         return train_on_devices(args, script, make_algorithm, env, callback)

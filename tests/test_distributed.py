@@ -224,7 +224,7 @@ def test_a_signal_between_the_meeting_and_the_run_is_not_lost():
         import signal
         from algos.ppo_pmap import Args
         from common.device import multihost
-        with multihost.joined(Args(distributed="{free_address()},0/1")):
+        with multihost.joined(Args(distributed="{free_address()},0/1"), run=dict()):
             signal.raise_signal(signal.SIGTERM)
     """
     assert run_python("-c", textwrap.dedent(code)).returncode == -signal.SIGTERM

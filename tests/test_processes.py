@@ -73,7 +73,7 @@ def test_all_processes_end_with_the_exit_code_of_the_one_that_failed(kind, code,
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     with (
         pytest.raises(ProcessEnded, match="process 1: no") as end,
-        multihost.joined(SimpleNamespace(distributed="auto")),
+        multihost.joined(SimpleNamespace(distributed="auto"), run={}),
     ):
         raise multihost.FailedElsewhere(1, kind, "no")
     assert end.value.code == code

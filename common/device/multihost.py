@@ -4,11 +4,9 @@ All of them run the same program and come to the same calls in the same order; w
 a signal or what is found on a disk, is agreed on first. With one process nothing waits.
 """
 
-import errno
 import json
 import re
 import signal
-import socket
 import sys
 import threading
 import time
@@ -24,6 +22,7 @@ from jax.experimental import multihost_utils
 
 from common.cli.errors import ProcessEnded, TrainingError, UsageError
 from common.cli.run_flags import RunArgs
+from common.device.meeting import meet
 
 T = TypeVar("T")
 
@@ -124,10 +123,13 @@ def in_background(function: Callable[[], T]) -> T:
 
 
 @contextmanager
-def joined(args: RunArgs) -> Iterator[None]:
-    """Inside, this process is one of several, if the flags say so; begins before anything else happens on a device."""
+def joined(args: RunArgs, run: dict[str, Any]) -> Iterator[None]:
+    """Inside, this process is one of several, if the flags say so; begins before anything else happens on a device.
+
+    `run` is what all processes of this run have in common; one of another run is refused.
+    """
     if args.distributed and not jax.distributed.is_initialized():
-        _meet(args)
+        _meet(args, run)
     try:
         yield
     except Exception as error:
@@ -136,13 +138,31 @@ def joined(args: RunArgs) -> Iterator[None]:
         raise _ended(error) from error
 
 
-def _meet(args: RunArgs) -> None:
-    """Start JAX's runtime for several processes."""
-    if args.coordinator and not args.quiet:
-        where = f"{args.processes} processes at {args.coordinator}, for {START} s at most"
-        print(f"process {args.process_id} is meeting {where} ...", file=sys.stderr, flush=True)
-    if args.process_id == 0:
-        _check_port(args.coordinator)
+def _meet(args: RunArgs, run: dict[str, Any]) -> None:
+    """Start JAX's runtime for several processes; which ones is known first, where the flags say how they meet."""
+    if not args.coordinator:
+        _start_runtime("by themselves: name --distributed HOST:PORT,ID/COUNT")  # JAX finds the others
+        return
+    where = f"at {args.coordinator}"
+    if not args.quiet:
+        meeting = f"process {args.process_id} is meeting {args.processes} processes {where}"
+        print(f"{meeting}, for {START} s at most ...", file=sys.stderr, flush=True)
+    met = meet(args.coordinator, args.process_id, args.processes, run, START)
+    try:
+        _start_runtime(
+            where,
+            coordinator_address=met.coordinator,
+            num_processes=args.processes,
+            process_id=args.process_id,
+            coordinator_bind_address=met.bind_address,
+        )
+    except UsageError:
+        met.close()
+        raise
+
+
+def _start_runtime(where: str, **told: Any) -> None:
+    """Initialise JAX with what it is told; it finds out the rest. Raises UsageError where that fails."""
     # Between CPUs nothing but this keeps the collectives of two programs in one order, the same in all processes.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     with suppress(AttributeError):  # in versions that have it always
@@ -153,24 +173,13 @@ def _meet(args: RunArgs) -> None:
     if in_main:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would not come to handle it
     try:
-        told = (args.coordinator, args.processes, args.process_id) if args.coordinator else ()  # else found
-        jax.distributed.initialize(*told, **times, initialization_timeout=START)
+        jax.distributed.initialize(**told, **times, initialization_timeout=START)
     except (ValueError, RuntimeError) as error:
-        where = f"at {args.coordinator}" if args.coordinator else "by themselves: name --distributed HOST:PORT,ID/COUNT"
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"the processes of --distributed could not meet {where} ({reason})") from error
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)
-
-
-def _check_port(address: str) -> None:
-    """Raise UsageError where another program listens there: JAX would let processes of two runs meet, or die."""
-    try:
-        socket.create_server(("", int(address.rpartition(":")[2]))).close()
-    except OSError as error:
-        if error.errno in (errno.EADDRINUSE, errno.EACCES):
-            raise UsageError(f"process 0 cannot listen at {address}: {error.strerror}; name another port") from error
 
 
 def has_lost(error: BaseException | None) -> str:

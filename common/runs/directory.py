@@ -72,12 +72,30 @@ def suite_version(suite: str) -> dict[str, str]:
     return {}
 
 
+def describe_shared(args: Any, script: str) -> dict[str, Any]:
+    """Everything that all processes of a run have in common and that is known before JAX starts.
+
+    By it a process tells those of its run from those of another one.
+    """
+    path = Path(script).resolve()
+    code = {"algorithm": path.stem, "script_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    packages = versions() | suite_version(split_name(args.env)[0])
+    code |= {f"the version of {name}": version for name, version in packages.items()}
+    return _comparable(args, dataclasses.asdict(args)) | code
+
+
+def _comparable(args: Any, flags: dict[str, Any]) -> dict[str, Any]:
+    """Flags that are the same in all processes, with the absolute path of the run, or of the folder for it."""
+    same = {flag_of(name): value for name, value in flags.items() if name not in ("distributed", "quiet")}
+    if not args.benchmark:
+        same["--run-dir"] = str(Path(args.run_dir or "runs").absolute())  # orbax wants one path in all processes
+    return same
+
+
 def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, list[str]]:
     """What `choose_directory` returns, in all processes; (None, []) with --benchmark, which has none."""
-    here = {flag_of(name): value for name, value in config["args"].items() if name not in ("distributed", "quiet")}
+    here = _comparable(args, config["args"])
     here |= {name: config[name] for name in ("algorithm", "script_sha256", "versions")}
-    if not args.benchmark:
-        here["--run-dir"] = str(Path(args.run_dir or "runs").absolute())  # orbax wants one path in all processes
     of_all, this = multihost.allgather(here), jax.process_index()
     for process, there in enumerate(of_all):
         different = [name for name, value in of_all[this].items() if value != there.get(name)]

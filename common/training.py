@@ -20,6 +20,7 @@ from common.cli.errors import UsageError
 from common.cli.host_flags import FlagsByPlace, HostEnvArgs
 from common.device import multihost
 from common.device.agents import Policy
+from common.device.collectives import in_one_order
 from common.device.devices import check_fits, choose_devices, choose_roles, describe
 from common.device.population import rate_members
 from common.device.programs import Programs, for_seeds, over_devices
@@ -130,6 +131,7 @@ def programs_over_learners(driver: HostDriver, devices: list[jax.Device]) -> Pro
         return jax.tree.map(lambda x: x[None], state), published, (tally, driver.gauges(state), leaving)
 
     pmap = partial(jax.pmap, axis_name=AXIS, devices=devices)
+    update = in_one_order(update, devices, AXIS)
     return Programs(pmap(init), pmap(update, out_axes=(0, None, None), donate_argnums=0), evaluate=None)
 
 

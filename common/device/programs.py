@@ -15,6 +15,7 @@ import numpy as np
 from common.cli.run_flags import Members
 from common.device import multihost
 from common.device.agents import Player
+from common.device.collectives import in_one_order
 from common.device.drivers import off_policy, on_policy
 from common.device.evaluation import Episodes, run_episodes
 from common.device.interface import OffPolicy, OnPolicy
@@ -95,6 +96,8 @@ def over_devices(programs: Programs, devices: list[jax.Device], sharding: str = 
 
     `update` donates its state. What else it returns is the same on all devices of an agent, and comes back once.
     """
+    axis = GROUPS if sharding == "members" else AXIS
+    programs = Programs(*(in_one_order(program, devices, axis) for program in programs))
     if sharding == "members":
         return _over_members(programs, devices)
     pmap = partial(jax.pmap, axis_name=AXIS, devices=devices)

@@ -1,0 +1,174 @@
+"""One order for the collectives of a program, which XLA's runtime for CPUs does not keep by itself.
+
+That runtime starts an operation as soon as its operands are there, and only makes sure that collectives of one sequence
+begin in the order of the program. A loop counts as begun as long as it runs. So a collective behind a loop of
+collectives that needs nothing of it runs beside it, earlier on one device and later on another. The threads are just
+enough for one collective at a time (all devices wait in it, each with a thread): with two under way, each device waits
+in another one and no thread is left to go on with, until XLA ends the process after 40 seconds. Where there are more
+threads, two collectives of one kind may meet and exchange each other's numbers, as JAX gives all of them one channel.
+
+`in_one_order` makes this impossible. It takes the program as JAX has traced it, and passes a flag from every collective
+to the next one, through loops and branches: the operand of each depends on the result of the one before it. XLA has to
+keep to that, whatever its passes and its scheduler do, as it cannot know that the flag is false on every device. A
+device is then in one collective at most, in the same one as all others or in none, and while one device is in none, a
+thread is left for it. `tests/test_collectives.py` looks for this order in what XLA has compiled.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+
+Results = tuple[list[Any], jax.Array]
+"""What an operation returns, and the flag after it."""
+
+
+def in_one_order(program: Callable, devices: list[jax.Device], axis_name: str) -> Callable:
+    """Give `program` the same results with its collectives one after another, where `devices` are several CPUs.
+
+    Args:
+        program: What each device of the axis runs, under `pmap` or `shard_map`.
+        devices: All devices of the program. Accelerators keep collectives in order themselves.
+        axis_name: The axis of those devices.
+
+    Returns:
+        A function of the same arguments.
+    """
+    if len(devices) == 1 or devices[0].platform != "cpu":
+        return program
+
+    def ordered(*args: Any) -> Any:
+        traced, shapes = jax.make_jaxpr(program, return_shape=True)(*args)
+        never = jax.lax.axis_index(axis_name) < 0
+        results, _ = _run(traced, jax.tree.leaves(args), never)
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return ordered
+
+
+def _run(program: ClosedJaxpr, inputs: list[Any], never: jax.Array) -> Results:
+    """Run a traced `program`, its first collective behind those that `never` comes from."""
+    if not _communicates(program.jaxpr):
+        return jaxpr_as_fun(program)(*inputs), never
+    jaxpr = program.jaxpr
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *inputs], strict=True))
+
+    def value_of(name: Any) -> Any:
+        return name.val if isinstance(name, Literal) else values[name]
+
+    for operation in jaxpr.eqns:
+        operands = [value_of(name) for name in operation.invars]
+        results, never = _step(operation, operands, never)
+        values.update(zip(operation.outvars, results, strict=True))
+    return [value_of(name) for name in jaxpr.outvars], never
+
+
+def _step(operation: JaxprEqn, operands: list[Any], never: jax.Array) -> Results:
+    """Run one operation, which may be a loop or a branch with collectives inside."""
+    if _is_collective(operation):
+        return _collective(operation, operands, never)
+    inner = [program for program in _programs_of(operation) if _communicates(program.jaxpr)]
+    if not inner:
+        return _bind(operation, operands), never
+    if rule := RULES.get(operation.primitive.name):
+        return rule(operation.params, operands, never)
+    (program,) = inner  # a function within the program, such as one of `jax.jit`
+    return _run(program, operands, never)
+
+
+def _collective(operation: JaxprEqn, operands: list[Any], never: jax.Array) -> Results:
+    """Exchange `operands` one by one, each behind the one before it."""
+    if len(operands) > 1:
+        parts = [operation.replace(invars=[x], outvars=[y]) for x, y in zip(operation.invars, operation.outvars)]
+        results = []
+        for part, operand in zip(parts, operands, strict=True):
+            (result,), never = _collective(part, [operand], never)
+            results.append(result)
+        return results, never
+    (operand,) = map(jnp.asarray, operands)
+    if not operand.size:
+        return _bind(operation, operands), never
+    # Never zeros, and the flag stays false whatever the result is: no number changes, not even the sign of a zero
+    (result,) = _bind(operation, [jnp.where(never, jnp.zeros_like(operand), operand)])
+    return [result], never & (result.ravel()[0] != 0)
+
+
+def _scan(params: dict[str, Any], operands: list[Any], never: jax.Array) -> Results:
+    start, end = params["num_consts"], params["num_consts"] + params["num_carry"]
+    constants, carry, inputs = operands[:start], operands[start:end], operands[end:]
+
+    def step(carry: tuple, inputs: list) -> tuple:
+        never, *carry = carry
+        results, never = _run(params["jaxpr"], [*constants, *carry, *inputs], never)
+        return (never, *results[: len(carry)]), results[len(carry) :]
+
+    options = {name: params[name] for name in ("length", "reverse", "unroll")}
+    (never, *carry), outputs = jax.lax.scan(step, (never, *carry), inputs, **options)
+    return [*carry, *outputs], never
+
+
+def _while(params: dict[str, Any], operands: list[Any], never: jax.Array) -> Results:
+    start, end = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    of_test, of_step, carry = operands[:start], operands[start:end], operands[end:]
+
+    def test(never: jax.Array, carry: list) -> tuple[jax.Array, jax.Array]:
+        (goes_on,), never = _run(params["cond_jaxpr"], [*of_test, *carry], never)
+        return goes_on, never
+
+    def step(never: jax.Array, carry: list) -> tuple[jax.Array, list]:
+        carry, never = _run(params["body_jaxpr"], [*of_step, *carry], never)
+        return never, carry
+
+    if not _communicates(params["cond_jaxpr"].jaxpr):
+        never, carry = jax.lax.while_loop(lambda x: test(*x)[0], lambda x: step(*x), (never, carry))
+        return carry, never
+
+    def step_and_test(state: tuple) -> tuple:
+        never, carry = step(*state[1:])
+        return *test(never, carry), carry
+
+    _, never, carry = jax.lax.while_loop(lambda x: x[0], step_and_test, (*test(never, carry), carry))
+    return carry, never
+
+
+def _cond(params: dict[str, Any], operands: list[Any], never: jax.Array) -> Results:
+    index, *operands = operands
+    branches = [partial(_run, branch) for branch in params["branches"]]
+    return jax.lax.switch(index, branches, operands, never)
+
+
+RULES = {"scan": _scan, "while": _while, "cond": _cond}
+
+
+def _bind(operation: JaxprEqn, operands: list[Any]) -> list[Any]:
+    """Run one operation as it is."""
+    names = {}
+    for name, operand in zip(operation.invars, operands, strict=True):
+        if not isinstance(name, Literal):
+            names[name] = operand
+    alone = Jaxpr((), list(names), operation.outvars, [operation], operation.effects)
+    return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*names.values())
+
+
+def _communicates(jaxpr: Jaxpr) -> bool:
+    return any(_is_collective(x) or any(_communicates(y.jaxpr) for y in _programs_of(x)) for x in jaxpr.eqns)
+
+
+def _is_collective(operation: JaxprEqn) -> bool:
+    """Tell whether devices exchange something: an operation over axes with names, and with an operand."""
+    axes = operation.params.get("axes", operation.params.get("axis_name", ()))
+    names = axes if isinstance(axes, tuple | list) else (axes,)
+    return bool(operation.invars) and any(isinstance(name, str) for name in names)
+
+
+def _programs_of(operation: JaxprEqn) -> Iterator[ClosedJaxpr]:
+    """The programs within a loop, a branch or a function."""
+    for value in operation.params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(part, ClosedJaxpr):
+                yield part
+            elif isinstance(part, Jaxpr):
+                yield ClosedJaxpr(part, ())

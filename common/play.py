@@ -11,7 +11,7 @@ from typing import Annotated
 
 from common.cli.checks import Bounds, CountOrZero
 from common.cli.command import PolicyArgs, main, parse
-from common.cli.errors import UsageError
+from common.cli.errors import FailedEnvError, UsageError
 from common.cli.files import check_target
 from common.runs.console import Console, brief
 
@@ -43,12 +43,12 @@ import numpy as np
 from common.actors.host_evaluation import run_host_episodes
 from common.actors.threads import Worker
 from common.cli.env_flags import is_custom, steps_on_host
-from common.device.evaluation import Episodes, play_episodes
+from common.device.evaluation import Episodes, play_episodes, were_stuck
 from common.device.programs import set_up_cache
 from common.drawing.episodes import RecordedEnvs, Recording, draw_gif, record
 from common.envs.environment import Env
 from common.envs.host import evaluation_params
-from common.envs.masks import without_privileged
+from common.envs.masks import NO_LEGAL_ACTION, without_privileged
 from common.envs.registry import make, make_host
 from common.envs.spaces import EnvSpec
 from common.policy import Policy, load_named
@@ -106,6 +106,8 @@ def _play_on_device(args: Args, policy: Policy, name: str, env_params: str, cons
     keys = jax.random.split(jax.random.key(args.seed), args.episodes)
     player = policy.player(args.stochastic)
     episodes = jax.device_get(jax.jit(lambda keys: play_episodes(env, player, keys))(keys))
+    if were_stuck(episodes):
+        raise FailedEnvError(f"{env.name} {NO_LEGAL_ACTION}")
     return env, episodes, record(env, player, keys[0], env.max_steps) if args.gif else None
 
 

@@ -1,5 +1,6 @@
 """Illegal actions: never taken, never counted, without a NaN anywhere; and observations that have parts."""
 
+import dataclasses
 from contextlib import nullcontext
 
 import appo_pmap as appo
@@ -7,17 +8,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 from gymnax.environments.spaces import Dict
 from helpers import (
     Fussy,
     Pusher,
+    ToyParams,
+    ToyState,
     metric_rows,
     module_of,
     ppo,
     ppo_rnn,
+    result_of,
+    run_updates,
     sac,
+    same_bits,
     small_args,
     small_dqn_args,
+    small_pqn_args,
     small_rnn_args,
     small_sac_args,
 )
@@ -27,11 +35,12 @@ from common.device.agents import at_start, with_memory
 from common.device.evaluation import play_episodes
 from common.device.optim import hp_of
 from common.device.rollout import action_noise, reset_mid_episode
+from common.device.sharding import key_data
 from common.envs.custom import wrap
 from common.envs.masks import MASK, check_legal
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, batch_shape, flat_size, sample
 from common.export import function_of, inputs_of
-from common.nets.distributions import Categoricals, PolicyHead, encode_action
+from common.nets.distributions import Categoricals, PolicyHead, QHead, encode_action, epsilon_greedy
 from common.nets.recurrent import Inputs, initial_memory
 from common.nets.torso import Ensemble
 from common.play import Args as PlayArgs
@@ -82,8 +91,10 @@ def test_no_noise_picks_what_is_illegal(rising, monkeypatch, scale=1e4):
             assert legal[:4][first].all() and legal[4:][second].all()
 
 
-@pytest.mark.parametrize("legal", [LEGAL[0], np.zeros(6, bool)], ids=str)
+@pytest.mark.parametrize("legal", [LEGAL[0], LEGAL[0] & (np.arange(6) < 4)], ids=str)
 def test_gradients_are_finite_and_none_reaches_what_is_illegal(legal):
+    """The second component of the second mask has no legal choice: it keeps them all."""
+
     def measures(logits):
         policy = masked(logits, legal)
         action = policy.sample(jnp.full(2, 0.7))
@@ -91,7 +102,36 @@ def test_gradients_are_finite_and_none_reaches_what_is_illegal(legal):
 
     value, gradient = jax.value_and_grad(measures)(jnp.array([3.0, -2.0, 50.0, 1.0, 0.0, 100.0]))
     assert np.isfinite(value) and np.isfinite(gradient).all()
-    assert not np.any(gradient[~legal])
+    assert not np.any(gradient[:4][~legal[:4]])
+    assert np.any(gradient[4:] != 0) == (not legal[4:].any())
+
+
+def test_a_component_without_a_legal_choice_has_them_all():
+    """Others keep their mask."""
+    logits = np.random.default_rng(0).normal(size=6)
+    for row in range(3):
+        first, second = (LEGAL[row] & (np.arange(6) < 4)), (LEGAL[row] & (np.arange(6) >= 4))
+        for legal, same in ((first, first | (np.arange(6) >= 4)), (second, second | (np.arange(6) < 4))):
+            policy, wanted = masked(logits, legal), masked(logits, same)
+            np.testing.assert_array_equal(policy.logits, wanted.logits)
+            assert policy.mode().tolist() == wanted.mode().tolist()
+            assert float(policy.entropy()) == float(wanted.entropy())
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3])
+def test_q_values_without_a_legal_action_are_those_without_a_mask(epsilon):
+    """The mask of one action alone is honoured."""
+    x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    masks = np.array([[0, 0, 0], [1, 1, 1], [0, 1, 0]], bool)
+    head = QHead(Discrete(3))
+    variables = head.init(jax.random.key(0), x)
+    plain, found = head.apply(variables, x), head.apply(variables, x, {MASK: masks})
+    np.testing.assert_array_equal(found[:2], plain[:2])
+    assert np.argmax(found[2]) == 1 and np.max(found[2]) == plain[2, 1]
+    greedy, free = epsilon_greedy(plain, epsilon, {MASK: masks}), epsilon_greedy(plain, epsilon)
+    np.testing.assert_array_equal(greedy.mode()[:2], free.mode()[:2])
+    np.testing.assert_allclose(greedy.logits[:2], free.logits[:2], rtol=1e-6)
+    assert int(greedy.mode()[2]) == 1
 
 
 def test_parts_of_an_action_add_up():
@@ -133,6 +173,75 @@ def test_random_actions_are_legal():
     env = wrap(Fussy())
     returns = reset_mid_episode(env, keys)[1]
     assert len(set(returns.time.tolist())) > 3
+
+
+@struct.dataclass
+class ClosingParams(ToyParams):
+    closes: int = 0
+
+
+class Closing(Fussy):
+    """Episodes end by a time limit, or by termination where their number is odd.
+
+    The last observation has all actions, with `closes` 1 none, with 2 all but the second. Actions pay differently.
+    """
+
+    parameters = ClosingParams()
+
+    def reset_env(self, key, params):
+        state = ToyState(time=jnp.int32(0), episode=jax.random.randint(key, (), 0, 3 * 1000))
+        return self.seen(state, params), state
+
+    def step_env(self, key, state, action, params):
+        _, after, _, ended, info = super().step_env(key, state, action, params)
+        reward = 1.0 + 0.5 * action + jnp.sin(state.episode)
+        return self.seen(after, params), after, reward, ended | (after.episode % 2 == 1) & (after.time == 5), info
+
+    def seen(self, state, params):
+        is_last = (state.time >= 7) | (state.episode % 2 == 1) & (state.time == 5)
+        last = jnp.stack([jnp.ones(3, bool), jnp.zeros(3, bool), jnp.array([True, False, True])])[params.closes]
+        obs = jnp.stack([jnp.sin(state.episode), 0.1 * state.time])
+        return {"obs": obs, "action_mask": jnp.where(is_last, last, self.legal(state))}
+
+
+CLOSING = {
+    "ppo": small_args(),
+    "memory": small_rnn_args(),
+    "pqn": small_pqn_args(),
+    "pqn gru": small_pqn_args(rnn="gru", rnn_size=8),
+    "dqn": small_dqn_args(utd_ratio=0.25, dueling=True),
+    "dqn n-step": small_dqn_args(utd_ratio=0.25, n_steps=2, double=False),
+    "c51": small_dqn_args(utd_ratio=0.25, distribution="c51", v_max=30.0),
+    "qr": small_dqn_args(utd_ratio=0.25, distribution="qr", num_atoms=8),
+    "sac": small_sac_args(utd_ratio=0.25),
+    "crossq": small_sac_args(utd_ratio=0.25, recipe="crossq", critic_hidden_sizes=(16,)),
+    "xqc": small_sac_args(utd_ratio=0.25, recipe="xqc", critic_hidden_sizes=(16,)),
+}
+FAST = "pqn", "dqn", "sac"
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.slow] * (x not in FAST)) for x in CLOSING])
+def test_a_mask_without_a_legal_action_where_an_episode_ends_changes_nothing_that_is_learned(name):
+    """By any algorithm, not in the last bit; Q functions honour one that leaves some actions at a time limit."""
+    args = dataclasses.replace(CLOSING[name], sweep=("env.closes=0,1,2",))
+    updates = 4 if hasattr(args, "update_epochs") else 30
+    state, metrics = run_updates(args, wrap(Closing()), 1, updates)
+    learner = jax.tree.map(lambda x: np.asarray(x)[0], key_data(state.learner))
+    opened, closed, narrow = (jax.tree.map(lambda x, i=i: x[i], learner) for i in range(3))
+    assert same_bits(opened, closed)
+    assert same_bits(opened, narrow) == (name in ("ppo", "memory"))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(learner.params))
+    assert np.all(metrics["policy/legal_actions_min"] == 1)
+
+
+def test_an_evaluation_in_which_nothing_was_legal_does_not_count(tmp_path, capsys):
+    """In a run it is warned of, and its return is no number; where it is played by itself, it is an error."""
+    args = small_args(env="test_masks:Stuck", num_steps=2, total_timesteps=32, run_dir=str(tmp_path), quiet=False)
+    assert ppo.train(args).status == "finished", "which has not come to the state itself"
+    assert "does not count: test_masks:Stuck has a state without any legal action" in capsys.readouterr().err
+    assert result_of(tmp_path)["eval/return_mean"] == [None]
+    with pytest.raises(FailedEnvError, match="without any legal action"):
+        play(PlayArgs(str(tmp_path), episodes=2, env="test_masks:Stuck"))
 
 
 class Stuck(Fussy):

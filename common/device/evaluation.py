@@ -4,11 +4,13 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from common.device.agents import Player, Seen, at_start
 from common.device.rollout import keys_of, step_envs
 from common.device.statistics import Episodes
 from common.envs.environment import Env
+from common.envs.masks import nothing_legal
 
 SEED = 20_250_101  # the same episodes for every run, seed and evaluation
 
@@ -27,7 +29,10 @@ def run_episodes(env: Env, player: Player | Callable, num_episodes: int, seed: i
 
 
 def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episodes:
-    """One episode from each of `keys` [E], by `player`, of whatever `Player.of` takes; of `env.max_steps` at most."""
+    """One episode from each of `keys` [E], by `player`, of whatever `Player.of` takes; of `env.max_steps` at most.
+
+    The length of an episode is NaN where the player had to act without a legal action, see `were_stuck`.
+    """
     player, num_episodes = Player.of(player), keys.shape[0]
     reset_keys, step_keys, act_keys = jax.vmap(episode_keys)(keys)
     obs, env_state = jax.vmap(env.reset)(reset_keys)
@@ -41,7 +46,8 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
         time, env_state, seen, memory, done, episodes = carry
         action, memory = player.act(seen, memory, jax.vmap(jax.random.fold_in, (0, None))(act_keys, time))
         out = step_envs(env, jax.vmap(jax.random.fold_in, (0, None))(step_keys, time), env_state, action)
-        earned = Episodes(jnp.where(done, 0.0, out.reward), jnp.where(done, 0.0, 1.0))
+        counted = jnp.where(nothing_legal(seen.obs, env.action_space), jnp.nan, 1.0)
+        earned = Episodes(jnp.where(done, 0.0, out.reward), jnp.where(done, 0.0, counted))
         episodes = jax.tree.map(jnp.add, episodes, earned)
         over = out.terminated | out.truncated
         return time + 1, out.state, Seen(out.obs, over, out.reward), memory, done | over, episodes
@@ -50,3 +56,8 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
     start = (jnp.int32(0), env_state, at_start(obs), memory, zeros > 0, Episodes(zeros, zeros))
     *_, episodes = jax.lax.while_loop(unfinished, step, start)
     return episodes
+
+
+def were_stuck(episodes: Episodes) -> bool:
+    """Whether in some of the `episodes`, host arrays, a policy had to act without a legal action."""
+    return bool(np.isnan(episodes.length).any())

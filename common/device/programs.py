@@ -54,8 +54,9 @@ def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
     def evaluate_one(learner: Any, seed: jax.Array) -> Episodes:
         share = math.ceil(args.eval_episodes / jax.lax.axis_size(AXIS))
         episodes = run_episodes(env, Player.greedy(algorithm, learner), share, seed)
-        # A policy that is not finite may act all the same, and by chance earn something
-        return episodes._replace(ret=jnp.where(all_finite(learner.params), episodes.ret, jnp.nan))
+        # A policy that is not finite, or that has no legal action, may act all the same, and by chance earn something
+        is_sound = all_finite(learner.params) & jnp.isfinite(episodes.length)
+        return episodes._replace(ret=jnp.where(is_sound, episodes.ret, jnp.nan))
 
     def evaluate(state: TrainState, seed: jax.Array) -> Episodes:
         return over_seeds(lambda learner: evaluate_one(learner, seed), state.learner)

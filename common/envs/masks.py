@@ -41,6 +41,7 @@ def completed(obs: Any, env: EnvSpec) -> Any:
 
 
 MASK = "action_mask"
+NO_LEGAL_ACTION = "has a state without any legal action: look at its action_mask"
 
 
 def is_mask(name: str) -> bool:
@@ -56,6 +57,17 @@ def legal_actions(obs: Any, numpy: Any = jnp) -> jax.Array | None:
     if not isinstance(obs, Mapping) or MASK not in obs:
         return None
     return numpy.concatenate([part.astype(bool) for part in jax.tree.leaves(obs[MASK])], axis=-1)
+
+
+def with_a_choice(legal: jax.Array, nvec: Sequence[int]) -> jax.Array:
+    """`legal` [..., sum(nvec)], with all choices of a component of which none is legal.
+
+    Many environments clear the mask when an episode ends. Nobody acts there, but at a time limit the value of that
+    observation is learned from, and a mask that leaves nothing says nothing of it. Where somebody acts, `check_legal`
+    and `legal_metrics` end the run.
+    """
+    parts = jnp.split(legal, np.cumsum(nvec)[:-1], axis=-1)
+    return jnp.concatenate([part | ~jnp.any(part, axis=-1, keepdims=True) for part in parts], axis=-1)
 
 
 def largest_entropy(legal: jax.Array) -> jax.Array:
@@ -89,9 +101,14 @@ def legal_metrics(obs: Any, space: Space, axis_name: str) -> dict[str, jax.Array
 
 def check_legal(obs: Any, acting: np.ndarray, spec: EnvSpec) -> None:
     """Raise FailedEnvError where an environment [N] of these `obs`, host arrays, is `acting` and may do nothing."""
-    legal = legal_actions(obs, np)
-    if legal is not None and np.any(acting & (_fewest(legal, spec.action_space, np) == 0)):
-        raise FailedEnvError(f"{spec.name} has a state without any legal action: look at its action_mask")
+    if np.any(acting & nothing_legal(obs, spec.action_space, np)):
+        raise FailedEnvError(f"{spec.name} {NO_LEGAL_ACTION}")
+
+
+def nothing_legal(obs: Any, space: Space, numpy: Any = jnp) -> jax.Array | np.ndarray | bool:
+    """Where the masks of `obs` [..., *obs] leave no choice of some component of an action, [...]; False without one."""
+    legal = legal_actions(obs, numpy)
+    return False if legal is None else _fewest(legal, space, numpy) == 0
 
 
 def _fewest(legal: Any, space: Space, numpy: Any) -> Any:

@@ -16,7 +16,7 @@ from flax import struct
 
 from common.device.rollout import categorical_noise
 from common.envs import spaces
-from common.envs.masks import MASK, action_scale, legal_actions, to_units
+from common.envs.masks import MASK, action_scale, legal_actions, to_units, with_a_choice
 from common.envs.spaces import ILLEGAL, Box, Discrete, Space, encode, leaves, masks_of_parts
 
 LOG_2PI = math.log(2 * math.pi)
@@ -25,6 +25,12 @@ LOG_2PI = math.log(2 * math.pi)
 def without_illegal(logits: jax.Array, legal: jax.Array | None) -> jax.Array:
     """Logits, or Q values, [..., n], as low as can be for what is not `legal`."""
     return logits if legal is None else jnp.where(legal, logits, ILLEGAL)
+
+
+def legal_choices(obs: Any, space: Discrete) -> jax.Array | None:
+    """For each of the actions whether it is legal at `obs`, [..., n], all where none is; None without a mask."""
+    legal = legal_actions(obs)
+    return None if legal is None else with_a_choice(legal, space.nvec)
 
 
 class Categoricals(struct.PyTreeNode):
@@ -37,8 +43,11 @@ class Categoricals(struct.PyTreeNode):
     own: jax.Array | None = None  # [..., len(nvec)] bool; sums are over these alone, see `only_components`
 
     def only(self, legal: jax.Array | None) -> "Categoricals":
-        """Without the choices that are not `legal`; where none is, all are equally likely."""
-        return self if legal is None else self.replace(logits=without_illegal(self.logits, legal), legal=legal)
+        """Without the choices that are not `legal`; where a component has none, it keeps all, see `with_a_choice`."""
+        if legal is None:
+            return self
+        legal = with_a_choice(legal, self.nvec)
+        return self.replace(logits=without_illegal(self.logits, legal), legal=legal)
 
     def sample(self, noise: jax.Array) -> jax.Array:
         """Inverse-CDF sample from `noise` [..., len(nvec)], uniform in (0, 1): one random number per component."""
@@ -243,12 +252,13 @@ class QHead(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, obs: Any = None) -> jax.Array:
-        return without_illegal(nn.Dense(self.space.n)(x), legal_actions(obs))
+        return without_illegal(nn.Dense(self.space.n)(x), legal_choices(obs, self.space))
 
 
 def epsilon_greedy(q: jax.Array, epsilon: float | jax.Array, obs: Any = None) -> Categoricals:
     """The greedy policy of Q values [..., n], which takes any action legal at `obs` with probability `epsilon`."""
-    num_actions, legal = q.shape[-1], legal_actions(obs)
+    num_actions = q.shape[-1]
+    legal = legal_choices(obs, Discrete(num_actions))
     uniform = 1 / num_actions if legal is None else legal / jnp.maximum(jnp.sum(legal, axis=-1, keepdims=True), 1)
     best = jax.nn.one_hot(jnp.argmax(without_illegal(q, legal), axis=-1), num_actions)
     return Categoricals(jnp.log((1 - epsilon) * best + epsilon * uniform), (num_actions,), scalar=True).only(legal)

@@ -10,7 +10,8 @@ from jax.experimental import multihost_utils
 
 from common.cli.errors import TrainingError
 from common.device import multihost
-from common.device.evaluation import SEED, Episodes
+from common.device.evaluation import SEED, Episodes, were_stuck
+from common.envs.masks import NO_LEGAL_ACTION
 from common.runs.checkpoints import overall
 from common.runs.metrics import Row
 from common.runs.reports import Score
@@ -57,7 +58,11 @@ class Evaluations:
             if self.beside:
                 self.beside.begin(step, state)
             else:  # it is over at once, and belongs to this step's row and checkpoint
-                self._end(step, evaluate_on_devices(self.evaluate, state, run.args))
+                episodes = evaluate_on_devices(self.evaluate, state, run.args)
+                if were_stuck(episodes):
+                    why = f"{run.env_name} {NO_LEGAL_ACTION}"
+                    run.console.warn(f"the evaluation at step {step:,} does not count: {why}")
+                self._end(step, episodes)
 
     def poll(self, may_fail: bool = True) -> None:
         """Take the oldest evaluation if it has come to its end. One that fails costs a warning."""

@@ -48,6 +48,7 @@ class Run:
         import_writers(args)  # which fails before anything is written
         set_up_cache()
         self.args, self.devices, self.is_game = args, devices, getattr(env, "is_game", False)
+        self.env_name = env.name
         self.total = args.num_updates * args.steps_per_update
         self._end = min(self.total, args.stop_after or self.total)  # of this invocation
         self._intervals = {"log": args.log_interval, "exchange": args.exchange_interval}

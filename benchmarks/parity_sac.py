@@ -27,7 +27,7 @@ from common.cli.errors import TrainingError
 from common.device.optim import hp_of
 from common.device.sharding import AXIS
 from common.envs.spaces import Box, EnvSpec
-from common.nets.normalizers import RunningStats
+from common.nets.normalizers import running_stats
 
 OBS, ACTIONS, BATCH = 17, 6, 256
 
@@ -60,7 +60,7 @@ def ours(recipe: str) -> tuple[dict, dict, dict]:
     keys = tuple(jax.random.split(jax.random.key(1), (2, 1)))
     noises = [optim.noise_like(key, action) for key in keys]
     # Other code divides rewards before its update: here their deviation is 1
-    unit = RunningStats(jnp.uint32(1), jnp.zeros(()), jnp.asarray(1 - 1e-8))
+    unit = running_stats(()).replace(count=jnp.uint32(1), m2=jnp.asarray(1 - 1e-8))
     learner = learner.replace(return_stats=learner.return_stats and unit)
     update = jax.pmap(lambda x: algorithm.update(x, batch, Now(hp, jnp.int32(1), keys=keys))[0], axis_name=AXIS)
     learner = jax.tree.map(lambda x: x.astype(float) if jnp.issubdtype(x.dtype, jnp.floating) else x, learner)

@@ -412,3 +412,17 @@ def test_each_image_has_its_own_features_and_none_has_none(encoder):
     assert relative_difference(features[1, 2], alone) < 1e-5
     assert jnp.all(jnp.any(seen != 0, axis=(0, 1, 4))), "every pixel counts"
     assert ("Features_0" in params["params"]) == (encoder != "flat")  # which has no layer before the hidden ones
+
+
+def test_statistics_saved_by_an_older_version_go_on_with_zeros_for_what_it_did_not_save(tmp_path):
+    names = "count", "mean", "m2"
+    old = {f"learner/obs_stats/{name}": np.ones((1, 3), np.float32) for name in names}
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(10, old, None)
+    checkpoints.wait()
+    new = {f"learner/obs_stats/{name}": np.ones((1, 3), np.float32) for name in ("mean_rest", "m2_rest")}
+    loaded = checkpoints.load(old | new)[1]
+    assert loaded.keys() == (old | new).keys()
+    assert all(loaded[name].tolist() == np.zeros((1, 3)).tolist() for name in new)
+    with pytest.raises(UsageError, match="mean_other"):
+        checkpoints.load(old | {"learner/obs_stats/mean_other": np.zeros((1, 3))})

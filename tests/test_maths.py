@@ -17,7 +17,7 @@ from common.device.rollout import action_noise
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from common.nets import QHead, epsilon_greedy
 from common.nets.distributions import Categoricals, Joint, Normal, PolicyHead, encode_action
-from common.nets.normalizers import RunningStats, rescale_output, running_stats
+from common.nets.normalizers import rescale_output, running_stats
 from common.nets.returns import Returns, project
 from common.nets.torso import BatchNorm
 
@@ -301,17 +301,59 @@ def test_running_statistics_equal_numpy(devices):
     np.testing.assert_allclose([some.mean, some.std], [chosen.mean(0), chosen.std(0)], rtol=1e-5)
 
 
-@pytest.mark.parametrize(("count", "wanted"), [(2**24, 2**24 + 1), (2**32 - 1, 2**32 - 1)])
-def test_running_statistics_count_single_samples_after_millions(count, wanted):
-    stats = running_stats(()).replace(count=jnp.uint32(count))
-    assert over_devices(stats.merge, 1, jnp.ones(1)).count.tolist() == [wanted]
+@pytest.mark.parametrize("count", [2**24, 2**28, 2**32 - 1, 10**10])
+def test_running_statistics_count_single_samples_after_billions(count):
+    words = {"count": jnp.uint32(count % 2**32), "count_high": jnp.uint32(count // 2**32)}
+    stats = running_stats(()).replace(mean=jnp.float32(3), m2=jnp.float32(count), **words)
+
+    def merge_a_thousand(stats):
+        return jax.lax.fori_loop(0, 1024, lambda i, stats: stats.merge(3.0 + 2 * (i % 2) - jnp.ones(1)), stats)
+
+    alone = jax.tree.map(lambda x: x[None], stats)
+    after = over_devices(lambda stats: merge_a_thousand(jax.tree.map(lambda x: x[0], stats)), 1, alone)
+    after = jax.tree.map(lambda x: np.float64(x[0]), after)
+    assert after.count + 2**32 * after.count_high == count + 1024
+    np.testing.assert_allclose(after.m2 + after.m2_rest - count, 1024, rtol=1e-3)
+    np.testing.assert_allclose(after.mean + after.mean_rest, 3, atol=1e-6)
+
+
+def merged(stats, batch, valid):
+    """The statistics after a batch on one device; compiled for all statistics, not for these as constants."""
+    alone = jax.tree.map(lambda x: x[None], (stats, batch))
+    after = over_devices(lambda old, new: jax.tree.map(lambda x: x[0], old).merge(new[0], valid), 1, *alone)
+    return jax.tree.map(lambda x: x[0], after)
+
+
+@pytest.mark.parametrize("valid", [None, np.arange(64) % 3 > 0])
+@pytest.mark.parametrize(
+    ("mean", "std", "kind"),
+    [(1e8, 577_350, np.int32), (1.7e9, 10, np.int32), (4e9, 1000, np.uint32), (1e6, 1, np.float32), (200, 9, np.uint8)],
+)
+def test_running_statistics_are_right_far_from_zero(mean, std, kind, valid):
+    batches = np.random.default_rng(0).normal(mean, std, (3, 64, 1)).astype(kind)
+    stats = running_stats((1,))
+    for batch in batches:
+        stats = merged(stats, batch, valid)
+    seen = batches[:, slice(None) if valid is None else valid].astype(float)
+    normal = (batches[0] - seen.mean()) / seen.std()
+    np.testing.assert_allclose(stats.normalize(jnp.asarray(batches[0])), normal, atol=1e-3)
+    as_constants = jax.jit(stats.normalize)  # as in an exported policy
+    np.testing.assert_allclose(as_constants(jnp.asarray(batches[0])), normal, atol=1e-3)
+
+
+def test_half_precision_and_bools_are_summed_in_single_precision():
+    for batch in (np.full((4096, 1), 60_000, np.float16), np.ones((4096, 1), bool)):
+        stats = merged(running_stats((1,)), batch, np.ones(4096, bool))
+        np.testing.assert_allclose(stats.mean, batch[0].astype(float), rtol=1e-6)
 
 
 def test_new_units_leave_predictions_as_they_are():
     network = ppo.Critic(small_args(hidden_sizes=(5,)), EnvSpec("", Box(None, None, (3,)), np.float32, None))
     x = jnp.linspace(-2, 2, 12).reshape(4, 3)
     params = network.init(jax.random.key(0), x)
-    old, new = (RunningStats(*map(jnp.float32, (9, mean, 9 * std**2))) for mean, std in ((-300, 40), (5, 0.01)))
+    empty = running_stats(()).replace(count=jnp.uint32(9))
+    pairs = ((-300, 40), (5, 0.01))
+    old, new = (empty.replace(mean=jnp.float32(mean), m2=jnp.float32(9 * std**2)) for mean, std in pairs)
     rescaled = rescale_output(params, "value", old, new)
     before, after = (stats.denormalize(network.apply(p, x)) for stats, p in ((old, params), (new, rescaled)))
     np.testing.assert_allclose(before, after, rtol=1e-5)

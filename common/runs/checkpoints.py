@@ -29,6 +29,8 @@ from common.envs.suite_tools import reason
 
 ROWS = "actors"  # the part of arrays [S, N, ...] of environments; a process has its own N
 CHECKSUM = "sha256/"  # what the names of checksums begin with
+ADDED = "/count_high", "/mean_rest", "/m2_rest"
+"""Ends of the names of arrays that older versions did not save; they begin with zeros."""
 FOLDER = "checkpoints"  # in the directory of a run
 DELETED = ".deleted"  # what the name of a checkpoint ends with while it is being deleted
 DAMAGED = ".damaged"  # once it was found not to load: it does not count any more
@@ -303,7 +305,9 @@ def read(
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in DAMAGE_ERRNOS):
             raise TrainingError(f"checkpoint {path.name} cannot be read ({reason(error)})") from error
         raise Damaged(int(path.name), error) from error
-    return empty | {name: x for name, x in arrays.items() if name.startswith(only)}  # orbax saves no empty ones
+    wanted = {name: x for name, x in (like or {}).items() if name.startswith(only)}
+    added = {name: np.zeros_like(x) for name, x in wanted.items() if name.endswith(ADDED)}
+    return empty | added | {name: x for name, x in arrays.items() if name.startswith(only)}  # orbax saves no empty ones
 
 
 def _check_fit(stored: dict[str, Any], like: Arrays, optional: tuple[str, ...], where: str) -> None:
@@ -314,6 +318,8 @@ def _check_fit(stored: dict[str, Any], like: Arrays, optional: tuple[str, ...], 
     # Parameters first: their shapes say most about the flags
     for name in sorted(there.keys() | here.keys(), key=lambda name: ("/params/" not in name, name)):
         theirs, ours = there.get(name, "missing"), here.get(name, "missing")
+        if theirs == "missing" and name.endswith(ADDED):
+            continue
         if theirs != ours:
             raise Mismatch(f"{where} does not fit these flags: {name} is {theirs} there and {ours} here")
 

@@ -22,7 +22,8 @@ import tyro
 
 from common.cli.command import parse
 from common.cli.files import read_config
-from common.drawing.groups import EVALUATION, align, estimate, interval
+from common.drawing.groups import EVALUATION, align
+from common.runs.estimates import estimate, interval
 from common.runs.metrics import read_log
 
 

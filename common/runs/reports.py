@@ -183,6 +183,13 @@ def result_at(run_dir: Path, step: int) -> dict[str, Any]:
     return record if record.get("env_steps") == step else {}
 
 
+def checksum_of(run_dir: Path) -> str | None:
+    """The checksum of the state in which a run ended; None while it goes on, or where it did not end well."""
+    record = read_json(run_dir / RESULT)
+    checksum = record.get("state_sha256") if isinstance(record, dict) else None
+    return checksum if isinstance(checksum, str) else None
+
+
 def has_ended_at(run_dir: Path, step: int) -> bool:
     """Whether nothing cut the run short at this step, as `result.json` says."""
     return result_at(run_dir, step).get("status") in ("finished", "stopped")

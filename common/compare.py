@@ -20,7 +20,7 @@ from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import check_target, replacing
 from common.drawing import groups
-from common.drawing.groups import EVALUATION, RECENT, TRAINING, Group, LoggedRun, Selection
+from common.drawing.groups import Group, LoggedRun, Selection
 from common.runs.console import brief
 from common.runs.estimates import (
     CONFIDENCE,
@@ -31,6 +31,7 @@ from common.runs.estimates import (
     mean_over_steps,
     spread,
 )
+from common.runs.metrics import EVALUATION, RECENT, TRAINING
 
 LEGEND = """
 return        greedy evaluation [95% bootstrap interval]; of fewer than 4 seeds their range; * the last training return

@@ -17,9 +17,9 @@ from common.cli.errors import UsageError
 from common.cli.files import check_target, replacing
 from common.drawing import groups
 from common.drawing.figures import AXES, COLORS, DASHES, Grid, Limits, Line, Panel, draw, draw_grids, shade
-from common.drawing.groups import TRAINING, Group, Selection
+from common.drawing.groups import Group, Selection
 from common.runs.estimates import estimate, estimate_name, spread
-from common.runs.metrics import is_number
+from common.runs.metrics import TRAINING, is_number
 
 
 @dataclass(kw_only=True)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -16,10 +17,11 @@ from common import compare, plot
 from common.cli.command import exit_code, parse
 from common.cli.errors import UsageError
 from common.drawing.figures import draw_curve, draw_population
-from common.drawing.groups import EVALUATION, RECENT, TRAINING, LoggedRun, align, group, pooled
+from common.drawing.groups import LoggedRun, align, group, pooled
 from common.runs.estimates import difference, estimate, interval, mean_over_steps, spread
-from common.runs.metrics import Log, LogWriter, Series, read_log
+from common.runs.metrics import EVALUATION, RECENT, TRAINING, Log, LogWriter, Series, read_log
 from common.runs.recorder import Clock
+from common.runs.reports import ranked, summary_of_seeds
 
 
 def rows(steps, values, wall=None, metric=TRAINING):
@@ -331,3 +333,22 @@ def test_a_reader_that_leaves_ends_no_command_with_a_traceback(tmp_path):
     command = f"{shlex.quote(sys.executable)} -m common.compare {shlex.quote(run)} | true"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
     assert done.stderr == ""
+
+
+def test_equal_members_are_ranked_by_what_they_earned_while_training():
+    """First by the last mean of 100 episodes, then by who came earlier near the best that any member had."""
+    steps = np.array([100.0, 200, 300])
+    training = Series(steps, steps, np.array([[0.0, 0, 0, 99], [0, 100, 0, 99], [130, 500, 500, 500]]))
+    assert ranked([500, 500, 500, 9], training) == [1, 2, 0, 3]
+    early = Series(steps, steps, np.array([[0.0, 0], [100, 500], [500, 500]]))
+    assert ranked([500, 500], early) == [1, 0]
+    assert ranked([1, math.nan, 2]) == [2, 0, 1] and ranked([7, 7], None) == [0, 1]
+
+
+def test_many_seeds_are_toldsummary_of_seeds():
+    returns = np.arange(30.0)
+    returns[[3, 7]] = np.nan
+    text = summary_of_seeds(returns, first_seed=100)
+    assert "IQM 15.5 [" in text and "over 28 seeds" in text
+    assert "best 29.0 (seed 129), worst 0.0 (seed 100), 2 of 30 seeds broke" in text
+    assert "interval" not in summary_of_seeds(np.array([1.0, 2, 3]), 0)

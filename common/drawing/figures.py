@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.cli.files import replacing
-from common.drawing.groups import EVALUATION, RECENT, TRAINING, align, final_returns
+from common.drawing.groups import align, final_returns
 from common.runs.estimates import Interval
-from common.runs.metrics import Log, Series, read_log
+from common.runs.metrics import EVALUATION, RECENT, TRAINING, Log, Series, read_log
+from common.runs.reports import ranked, training_returns
 
 AXES = {
     "env_steps": "environment steps",
@@ -70,7 +71,9 @@ def draw_population(run_dir: Path, title: str, values: dict[str, list[float]]) -
     source = "pbt/source"
     log = read_log(run_dir, (TRAINING, EVALUATION, source, *(f"hyper/{name}" for name in values)))
     returns, _ = final_returns(log)
-    best = int(np.nanargmax(returns)) if np.isfinite(returns).any() else None
+    judged = log.series[EVALUATION].steps[-1] if EVALUATION in log.series else math.inf
+    ranks = ranked(returns.tolist(), training_returns(run_dir, judged))
+    best = ranks[0] if np.isfinite(returns).any() else None
     panels = [_curves_of_members(log, best)]
     for name, x in values.items():
         if source in log.series:

@@ -18,11 +18,9 @@ from common.cli.errors import UsageError
 from common.cli.files import is_run, read_config
 from common.cli.run_flags import ONE_TIME
 from common.runs.estimates import Kind
-from common.runs.metrics import Log, Series, is_number, read_log
+from common.runs.metrics import EVALUATION, TRAINING, Log, Series, is_number, read_log
 from common.runs.reports import checksum_of
 
-TRAINING, EVALUATION = "episode/return", "eval/return_mean"
-RECENT = "episode/return_last100"
 RUNS = tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
 
 

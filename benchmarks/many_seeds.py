@@ -22,8 +22,9 @@ import tyro
 
 from common.cli.command import parse
 from common.cli.files import read_config
-from common.drawing.groups import EVALUATION, align, estimate, interval
-from common.runs.metrics import read_log
+from common.drawing.groups import align
+from common.runs.estimates import estimate, interval
+from common.runs.metrics import EVALUATION, read_log
 
 
 @dataclass

@@ -14,8 +14,8 @@ from benchmarks.jobs import Job, last_line
 from common.cli.errors import UsageError
 from common.cli.files import read_config
 from common.cli.run_flags import ONE_TIME
-from common.drawing.groups import EVALUATION, estimate, interval
-from common.runs.metrics import Log, Series, jsonable, read_log
+from common.runs.estimates import estimate, interval
+from common.runs.metrics import EVALUATION, Log, Series, jsonable, read_log
 
 NAMES = ("env", "algorithm", "command", "versions", "git", "devices", "flags", "seeds", "threshold", "env_steps")
 NAMES += ("returns", "seconds", "env_steps_to_threshold", "steps_per_second")

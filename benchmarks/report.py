@@ -21,7 +21,7 @@ from common.cli.errors import UsageError
 from common.cli.files import check_target, writing
 from common.device.evaluation import SEED
 from common.drawing.figures import Line, Panel, draw
-from common.drawing.groups import Interval, estimate, interval
+from common.runs.estimates import Interval, estimate, interval
 
 Record = dict[str, Any]
 COLUMNS = ["environment", "algorithm", "final return", "learned", "after"]

@@ -25,7 +25,8 @@ from common.cli.checks import Bounds, Count, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
 from common.cli.run_flags import as_command_line
-from common.drawing.groups import EVALUATION, RESAMPLES, estimate
+from common.runs.estimates import RESAMPLES, estimate
+from common.runs.metrics import EVALUATION
 
 EVALUATIONS = 10  # of a run
 KEEP = 3  # one of so many candidates goes on, for so many times as long

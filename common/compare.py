@@ -1,29 +1,45 @@
-"""A table of runs: return, speed, and time to a threshold, for each environment and algorithm.
+"""A table of runs: returns, differences to a baseline, speeds, and steps to a threshold.
 
 python -m common.compare runs/* --csv table.csv
+python -m common.compare runs/* --baseline runs/NAME
 """
 
 import math
 import shutil
 import sys
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import tyro
 
 from common.cli.checks import Finite
 from common.cli.command import main, parse
+from common.cli.errors import UsageError
 from common.cli.files import check_target, replacing
 from common.drawing import groups
-from common.drawing.groups import EVALUATION, RECENT, TRAINING, Group, LoggedRun, Selection
+from common.drawing.groups import Group, LoggedRun, Selection
 from common.runs.console import brief
+from common.runs.estimates import (
+    CONFIDENCE,
+    Difference,
+    difference,
+    estimate,
+    estimate_name,
+    mean_over_steps,
+    spread,
+)
+from common.runs.metrics import EVALUATION, RECENT, TRAINING
 
 LEGEND = """
-return        greedy evaluation; * the last training return, for want of one
+return        greedy evaluation [95% bootstrap interval]; of fewer than 4 seeds their range; * the last training return
+AUC           area under the curve of returns over the environment steps that all curves have, divided by these steps
 threshold     that of --threshold, else 90% of the way from the lowest to the highest return seen in the environment
-to threshold  wall time until the mean return of the last 100 episodes reaches it, median over seeds"""
+to threshold  environment steps until the mean return of the last 100 episodes reaches it, median over seeds"""
+OF_BASELINE = """difference    return less that of the baseline [95% bootstrap interval], by pairs of equal seeds
+better        probability that a seed returns more than one of the baseline [95% bootstrap interval]"""
 
 
 @dataclass(kw_only=True)
@@ -31,33 +47,82 @@ class Args(Selection):
     """Compare runs in a table: a line for each environment and algorithm, over all seeds of its runs."""
 
     csv: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
-    """Also write the table to this CSV file, with full numbers."""
+    """Also write the table to this CSV file, with more columns and full numbers."""
     threshold: Annotated[Finite | None, tyro.conf.arg(metavar="FLOAT")] = None
     """Return to reach; default 90% of the way from the lowest to the highest one seen in the environment."""
+    baseline: Annotated[str, tyro.conf.arg(metavar="RUN")] = ""
+    """Also show how others in an environment differ from the line that has this run."""
+
+
+class Span(NamedTuple):
+    """A curve and the steps that all curves of an environment have."""
+
+    metric: str
+    first: float
+    last: float
 
 
 def compare(args: Args) -> Any:
-    """A pandas DataFrame with a row for each group, sorted, and the columns of `_row`.
+    """Compare groups of runs.
 
-    Raises UsageError for what is not a run with metrics; prints notes to stderr.
+    Returns:
+        A pandas DataFrame with a row for each group, sorted, and the columns of `_row`.
+
+    Raises:
+        UsageError: for what is not a run with metrics, and a baseline that is none of the runs.
     """
     import pandas
 
     found = groups.load(args, [TRAINING, RECENT, EVALUATION])
-    thresholds = {group.env: args.threshold for group in found}
-    if args.threshold is None:
-        thresholds = {env: _most_of_the_way([one for one in found if one.env == env]) for env in thresholds}
-    return pandas.DataFrame([_row(group, args, thresholds[group.env]) for group in found])
+    environments = defaultdict(list)
+    for group in found:
+        environments[group.env].append(group)
+
+    rows = []
+    baselines = _baselines(found, args.baseline) if args.baseline else {}
+    for env, together in environments.items():
+        threshold = _most_of_the_way(together) if args.threshold is None else args.threshold
+        span = _common_span(together)
+        for group in together:
+            row = _row(group, args, threshold, span)
+            if env in baselines:
+                row |= _against(group, baselines[env], args)
+            rows.append(row)
+    return pandas.DataFrame(rows)
 
 
-def _row(group: Group, args: Args, threshold: float) -> dict[str, Any]:
-    """What the table says of a group. Times are seconds of wall time, over all invocations of a run."""
+def _baselines(found: list[Group], name: str) -> dict[str, Group]:
+    """The group with the run `name`, by its environment. Raises UsageError where none has it."""
+    path = Path(name).resolve()
+    having = {group.env: group for group in found if any(run.path.resolve() == path for run in group.runs)}
+    if not having:
+        raise UsageError(f"--baseline {name} is none of the runs with metrics: name it among them too")
+    return having
+
+
+def _returns(group: Group) -> tuple[np.ndarray, list[int], int]:
+    """The final returns [S] of a group, their seeds, and how many of them are of training."""
+    returns, seeds, of_training = [], [], 0
+    for run in group.runs:
+        values, training = groups.final_returns(run.log)
+        known = np.isfinite(values)
+        returns.extend(values[known])
+        seeds.extend(np.array(run.seeds[: len(known)])[known])
+        of_training += known.sum() * training
+    return np.array(returns), [int(seed) for seed in seeds], int(of_training)
+
+
+def _row(group: Group, args: Args, threshold: float, span: Span) -> dict[str, Any]:
+    """The line of a group. Times are seconds of wall time, over all invocations of a run."""
     logs = [run.log for run in group.runs]
-    finals = [(values[np.isfinite(values)], of_training) for values, of_training in map(groups.final_returns, logs)]
-    returns = np.concatenate([values for values, _ in finals])
-    band = groups.interval(returns, kind=args.estimate)
-    seconds = np.concatenate([seconds_to(run, threshold) for run in group.runs])
-    median = float(np.median(seconds))
+    returns, _, of_training = _returns(group)
+    band = spread(returns, args.estimate)
+    bootstrapped = band is not None and band.name == CONFIDENCE
+    areas = np.concatenate([_area(run, span) for run in group.runs])
+    areas = areas[np.isfinite(areas)]
+    area_band = spread(areas, args.estimate)
+    steps = np.concatenate([_until(run, threshold, "steps") for run in group.runs])
+    seconds = np.concatenate([_until(run, threshold, "wall") for run in group.runs])
     return {
         "env": group.env,
         "algorithm": group.algorithm,
@@ -65,27 +130,87 @@ def _row(group: Group, args: Args, threshold: float) -> dict[str, Any]:
         "seeds": sum(len(run.seeds) for run in group.runs),
         "steps": min(log.steps for log in logs),  # of the shortest run
         "steps_max": max(log.steps for log in logs),
-        "estimate": groups.estimate_name(args.estimate, len(returns)),
-        "return": float(groups.estimate(returns, args.estimate)) if len(returns) else math.nan,
-        "return_low": float(band.low) if band else math.nan,  # 95% bootstrap interval
-        "return_high": float(band.high) if band else math.nan,
-        "training_seeds": sum(len(values) for values, of_training in finals if of_training),
+        "estimate": estimate_name(args.estimate, len(returns)),
+        "return": float(estimate(returns, args.estimate)) if len(returns) else math.nan,
+        "return_low": float(band.low) if bootstrapped else math.nan,  # 95% bootstrap interval
+        "return_high": float(band.high) if bootstrapped else math.nan,
+        "return_min": float(returns.min()) if len(returns) else math.nan,
+        "return_max": float(returns.max()) if len(returns) else math.nan,
+        "training_seeds": of_training,
+        "auc": float(estimate(areas, args.estimate)) if len(areas) else math.nan,
+        "auc_low": float(area_band.low) if area_band and area_band.name == CONFIDENCE else math.nan,
+        "auc_high": float(area_band.high) if area_band and area_band.name == CONFIDENCE else math.nan,
+        "auc_of": span.metric,
+        "auc_from": span.first,
+        "auc_to": span.last,
         # of training, of each seed, median over runs
         "steps_per_second": float(np.median([log.steps / (log.trained_seconds or math.nan) for log in logs])),
         "wall_seconds": float(np.median([log.wall_seconds for log in logs])),
         "threshold": threshold,
-        "reached": int(np.isfinite(seconds).sum()),  # seeds
-        "seconds_to_threshold": median if math.isfinite(median) else math.nan,
+        "reached": int(np.isfinite(steps).sum()),  # seeds
+        "steps_to_threshold": _median(steps),
+        "seconds_to_threshold": _median(seconds),  # compilation included
     }
 
 
-def seconds_to(run: LoggedRun, threshold: float) -> np.ndarray:
-    """Wall seconds until `episode/return_last100` of each seed first reaches `threshold`, infinite if it never does."""
+def _against(group: Group, baseline: Group, args: Args) -> dict[str, Any]:
+    """How the returns of a group differ from those of the baseline; NaN for the baseline itself."""
+    returns, seeds, _ = _returns(group)
+    base_returns, base_seeds, _ = _returns(baseline)
+    found = Difference(math.nan, None, False, math.nan, None)
+    if group is not baseline and len(returns) and len(base_returns):
+        found = difference(returns, seeds, base_returns, base_seeds, args.estimate)
+    band, chances = found.interval, found.probability_interval
+    return {
+        "difference": found.value,
+        "difference_low": float(band.low) if band else math.nan,
+        "difference_high": float(band.high) if band else math.nan,
+        "paired": found.paired,
+        "better": found.probability,
+        "better_low": float(chances.low) if chances else math.nan,
+        "better_high": float(chances.high) if chances else math.nan,
+    }
+
+
+def _median(values: np.ndarray) -> float:
+    """The median of values that may be infinite, for those that never came; NaN where it is one of them."""
+    median = float(np.median(values))
+    return median if math.isfinite(median) else math.nan
+
+
+def _until(run: LoggedRun, threshold: float, place: str) -> np.ndarray:
+    """The `steps` or `wall` seconds [S] until `episode/return_last100` first reaches the threshold; else infinite."""
     if RECENT not in run.log.series:
         return np.full(len(run.seeds), math.inf)
     series = run.log.series[RECENT]
     reached = series.values >= threshold  # [P, S]
-    return np.where(reached.any(axis=0), series.wall[reached.argmax(axis=0)], math.inf)
+    return np.where(reached.any(axis=0), getattr(series, place)[reached.argmax(axis=0)], math.inf)
+
+
+def _common_span(together: list[Group]) -> Span:
+    """The curve that all groups of an environment have, of evaluations if possible, and its steps in all of them."""
+    logs = [run.log.series for group in together for run in group.runs]
+    several = [len(series[EVALUATION].steps) > 1 for series in logs if EVALUATION in series]
+    metric = EVALUATION if len(several) == len(logs) and all(several) else TRAINING
+    ends = [_known_steps(series[metric]) for series in logs if metric in series]
+    ends = [steps for steps in ends if len(steps)]
+    if not ends:
+        return Span(metric, math.nan, math.nan)
+    return Span(metric, float(max(steps.min() for steps in ends)), float(min(steps.max() for steps in ends)))
+
+
+def _known_steps(series: Any) -> np.ndarray:
+    """The steps at which every seed that ever has a number has one."""
+    ever = np.isfinite(series.values).any(axis=0)
+    return series.steps[np.isfinite(series.values[:, ever]).all(axis=1) & ever.any()]
+
+
+def _area(run: LoggedRun, span: Span) -> np.ndarray:
+    """The mean return [S] of a run on the way; NaN where its curve is not."""
+    if span.metric not in run.log.series:
+        return np.full(len(run.seeds), math.nan)
+    steps, values = groups.align([run.log.series[span.metric]])
+    return mean_over_steps(steps, values, span.first, span.last)
 
 
 def _most_of_the_way(together: list[Group]) -> float:
@@ -104,19 +229,40 @@ def shown(table: Any) -> Any:
 
     rows = []
     for _, row in table.iterrows():
-        low, high = map(brief, (row["return_low"], row["return_high"]))
-        value = brief(row["return"]) if low == "-" else f"{row['estimate']} {brief(row['return'])} [{low}, {high}]"
         few, many = row["steps"], row["steps_max"]
         texts = {
             "steps": f"{few:,}" if few == many else f"{few:,} to {many:,}",
-            "return [95% CI]": value + " *" * bool(row["training_seeds"]),
+            "return": _return_text(row) + " *" * bool(row["training_seeds"]),
+            "AUC": brief(row["auc"]),
             "steps/s": brief(row["steps_per_second"]),
             "wall": brief(row["wall_seconds"], " s"),
             "threshold": brief(row["threshold"]),
-            "to threshold": f"{brief(row['seconds_to_threshold'], ' s')} ({row['reached']} of {row['seeds']})",
+            "to threshold": f"{_steps_text(row['steps_to_threshold'])} ({row['reached']} of {row['seeds']})",
         }
+        if "difference" in row:
+            texts["difference"] = _with_interval(row, "difference") + ", paired" * bool(row["paired"])
+            texts["better"] = _with_interval(row, "better")
         rows.append(dict(row.loc[:"seeds"]) | texts)
     return pandas.DataFrame(rows)
+
+
+def _return_text(row: Any) -> str:
+    """Such as `IQM 83 [70, 99]`, or of few seeds `mean 83 (range 70 to 99)`."""
+    if row["seeds"] == 1 or not math.isfinite(row["return"]):
+        return brief(row["return"])
+    if math.isfinite(row["return_low"]):
+        return f"{row['estimate']} {_with_interval(row, 'return')}"
+    ends = f"{brief(row['return_min'])} to {brief(row['return_max'])}"
+    return f"{row['estimate']} {brief(row['return'])} (range {ends})"
+
+
+def _with_interval(row: Any, name: str) -> str:
+    value, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
+    return f"{brief(value)} [{brief(low)}, {brief(high)}]" if math.isfinite(low) else brief(value)
+
+
+def _steps_text(steps: float) -> str:
+    return f"{steps:,.0f}" if math.isfinite(steps) else "-"
 
 
 def run_command(args: Args) -> None:
@@ -127,6 +273,8 @@ def run_command(args: Args) -> None:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(shown(table).to_string(index=False, line_width=width))
     print(LEGEND)
+    if args.baseline:
+        print(OF_BASELINE)
     if args.csv:
         with replacing(Path(args.csv)) as temporary:
             table.to_csv(temporary, index=False)

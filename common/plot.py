@@ -1,35 +1,65 @@
 """Learning curves of many runs in one picture.
 
 python -m common.plot runs/* --y eval/return_mean --out curves.png
+python -m common.plot runs/* --by gamma,clip_eps --kind heatmap
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import tyro
 
+from common.cli.checks import Finite
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import check_target, replacing
 from common.drawing import groups
-from common.drawing.figures import AXES, Line, Panel, draw
-from common.drawing.groups import TRAINING, Group, Selection
+from common.drawing.figures import AXES, COLORS, DASHES, Grid, Limits, Line, Panel, draw, draw_grids, shade
+from common.drawing.groups import Group, Selection
+from common.runs.estimates import estimate, estimate_name, spread
+from common.runs.metrics import TRAINING, is_number
 
 
 @dataclass(kw_only=True)
 class Args(Selection):
     """Draw learning curves: a panel for each environment, a line for each algorithm over all seeds of its runs."""
 
+    kind: Literal["curves", "heatmap"] = "curves"
+    """Learning curves, or the last values of the metric over the two flags of --by."""
     x: Literal["env_steps", "wall"] = "env_steps"
     """Horizontal axis: environment steps, or seconds of all invocations of the run together."""
     y: Annotated[str, tyro.conf.arg(metavar="METRIC")] = TRAINING
     """Metric of metrics.jsonl to draw."""
+    logx: bool = False
+    """Draw the horizontal axis logarithmically."""
+    xlim: Annotated[tuple[Finite, Finite] | None, tyro.conf.arg(metavar="LOW HIGH")] = None
+    """Ends of the horizontal axis; default all that there is."""
+    ylim: Annotated[tuple[Finite, Finite] | None, tyro.conf.arg(metavar="LOW HIGH")] = None
+    """Ends of the vertical axis; default all that there is."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = "curves.png"
     """Picture to write; its ending says the format: .png, .svg, .pdf, ..."""
     title: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
     """Title of the picture."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("xlim", "ylim"):
+            if (ends := getattr(self, name)) and ends[0] >= ends[1]:
+                raise UsageError(f"--{name} {ends[0]:g} {ends[1]:g}: the first has to be below the second")
+        if self.logx and self.xlim and self.xlim[0] <= 0:
+            raise UsageError(f"--logx has no place for --xlim {self.xlim[0]:g}: take one above 0")
+        if self.kind == "heatmap" and len(self.by) != 2:
+            raise UsageError(f"--kind heatmap is drawn over two flags, --by has {len(self.by)}: --by FLAG,FLAG")
+
+
+class Curve(NamedTuple):
+    """The line of a group."""
+
+    group: Group
+    line: Line  # without its label
+    counted: str  # such as `5 seeds, IQM`
 
 
 def learning_curves(args: Args) -> Any:
@@ -38,19 +68,105 @@ def learning_curves(args: Args) -> Any:
     names = frozenset().union(*(run.log.names for group in found for run in group.runs))
     if args.y not in names:
         raise UsageError(f"--y {args.y}: none of the runs has this metric; {groups.suggest(args.y, names)}")
-    labels = list(dict.fromkeys(group.label for group in found))  # the same style in every panel
-    panels: dict[str, Panel] = {}
+    return _heat_maps(found, args) if args.kind == "heatmap" else _curves(found, args)
+
+
+def _curves(found: list[Group], args: Args) -> Any:
+    styles = _styles(found)
+    curves = []
     for group in found:
-        if line := _line(group, args, labels.index(group.label)):
-            panels.setdefault(group.env, Panel(group.env, [])).lines.append(line)
+        if curve := _curve(group, args, styles[group.label]):
+            curves.append(curve)
         else:
             groups.say([f"{group.label} in {group.env}: no {args.y} at common places, left out"])
-    if not panels:
+    if not curves:
         raise UsageError(f"{args.y} is null in all rows of the runs: wait for its first number, or choose another --y")
-    return draw(list(panels.values()), args.x, AXES.get(args.y, args.y), args.title)
+
+    panels: dict[str, Panel] = {}
+    counted = {curve.counted for curve in curves}
+    legend = _legend_of_factors(found)
+    for group, line, count in curves:
+        label = group.label if len(counted) == 1 else f"{group.label} ({count})"
+        panel = panels.setdefault(group.env, Panel(group.env, [*legend]))
+        panel.lines.append(line._replace(label="" if legend else label))
+    return draw(
+        list(panels.values()),
+        args.x,
+        AXES.get(args.y, args.y),
+        title=args.title,
+        note=f"each line: {counted.pop()}" if len(counted) == 1 else "",
+        limits=Limits(x=args.xlim, y=args.ylim, log_x=args.logx),
+    )
 
 
-def _line(group: Group, args: Args, style: int) -> Line | None:
+def _factors(found: list[Group]) -> dict[str, list[Any]]:
+    """The flags of --by and their values in order, where nothing else tells the groups apart; else none."""
+    variants = [group.variant for group in found]
+    if len({group.algorithm for group in found}) > 1 or len({tuple(variant) for variant in variants}) > 1:
+        return {}
+    return {name: _ordered([variant[name] for variant in variants]) for name in variants[0]}
+
+
+def _ordered(values: list[Any]) -> list[Any]:
+    """The different values, numbers by size."""
+    different = list({groups.flag_text(value): value for value in values}.values())
+    return sorted(different) if all(map(is_number, different)) else different
+
+
+def _colors(values: list[Any]) -> list[Any]:
+    """A colour for each value: shades for three and more numbers, else colours that are told apart easily."""
+    if len(values) > 2 and all(map(is_number, values)):
+        return [shade(place) for place in np.linspace(0, 1, len(values))]
+    return [COLORS[index % len(COLORS)] for index in range(len(values))]
+
+
+def _styles(found: list[Group]) -> dict[str, dict[str, Any]]:
+    """Properties of each group's line by its label, the same in every panel.
+
+    The first flag of --by decides the colour, the second one the dashes.
+    """
+    labels = list(dict.fromkeys(group.label for group in found))
+    styles = {
+        label: {"color": COLORS[index % len(COLORS)], "linestyle": DASHES[index % len(DASHES)]}
+        for index, label in enumerate(labels)
+    }
+    factors = _factors(found)
+    if not 1 <= len(factors) <= 2:
+        return styles
+    names = list(factors)
+    colors = _colors(factors[names[0]])
+    for group in found:
+        place = factors[names[0]].index(group.variant[names[0]])
+        if len(names) == 2:
+            dashes = factors[names[1]].index(group.variant[names[1]])
+            styles[group.label] = {"color": colors[place], "linestyle": DASHES[dashes % len(DASHES)]}
+        elif len(factors[names[0]]) > len(COLORS) or colors[0] not in COLORS:
+            styles[group.label] = {"color": colors[place], "linestyle": "-"}
+    return styles
+
+
+def _legend_of_factors(found: list[Group]) -> list[Line]:
+    """Empty lines that name the values of two flags one by one, where their combinations would be many."""
+    factors = _factors(found)
+    if len(factors) != 2 or min(map(len, factors.values())) < 2 or max(map(len, factors.values())) < 3:
+        return []
+    (first, values), (second, others) = factors.items()
+    if len(others) > len(DASHES):
+        return []
+    nowhere = np.empty(0)
+    colors = _colors(values)
+    lines = [
+        Line(f"{first} {groups.flag_text(value)}", nowhere, nowhere, how={"color": color, "linestyle": "-"})
+        for value, color in zip(values, colors, strict=True)
+    ]
+    lines += [
+        Line(f"{second} {groups.flag_text(value)}", nowhere, nowhere, how={"color": "0.4", "linestyle": dashes})
+        for value, dashes in zip(others, DASHES, strict=False)
+    ]
+    return lines
+
+
+def _curve(group: Group, args: Args, style: dict[str, Any]) -> Curve | None:
     """Over all seeds that have numbers, where all of these have them; None where that is nowhere."""
     logged = [run for run in group.runs if args.y in run.log.series]
     if not logged:
@@ -66,9 +182,46 @@ def _line(group: Group, args: Args, style: int) -> Line | None:
         note = f"the line ends at {end:,.0f} with the shortest run, not at {last:,.0f}"
         groups.say([f"{group.label} in {group.env}: {note}"])
     x, values, count = x[there], values[:, there], len(values)
-    center, band = groups.estimate(values, args.estimate), groups.interval(values, kind=args.estimate)
-    counted = f"{count} {what}s, {groups.estimate_name(args.estimate, count)}" if count > 1 else f"1 {what}"
-    return Line(f"{group.label} ({counted})", x, center, band, style=style)
+    line = Line("", x, estimate(values, args.estimate), spread(values, args.estimate), how=style)
+    counted = f"{count} {what}s, {estimate_name(args.estimate, count)}" if count > 1 else f"1 {what}"
+    return Curve(group, line, counted)
+
+
+def _heat_maps(found: list[Group], args: Args) -> Any:
+    """The estimate over seeds of the last value of the metric, for each combination of two flags."""
+    first, second = args.by
+    grids: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
+    values: dict[str, list[Any]] = {first: [], second: []}
+    for group in found:
+        if {first, second} - group.variant.keys():
+            groups.say([f"{group.label} in {group.env}: it does not have both flags, left out"])
+            continue
+        logs = [run.log.series[args.y] for run in group.runs if args.y in run.log.series]
+        last = np.concatenate([[], *(_last_values(series.values) for series in logs)])
+        cell = groups.flag_text(group.variant[second]), groups.flag_text(group.variant[first])
+        cells = grids.setdefault((group.env, group.algorithm), {})
+        cells[cell] = float(estimate(last, args.estimate)) if len(last) else np.nan
+        for name in args.by:
+            values[name].append(group.variant[name])
+    if not any(np.isfinite(value) for cells in grids.values() for value in cells.values()):
+        raise UsageError(f"{args.y} is null in all rows of the runs that have both flags of --by")
+    columns, rows = ([groups.flag_text(value) for value in _ordered(values[name])] for name in (first, second))
+    drawn = [
+        Grid(
+            title=f"{env}, {algorithm}",
+            rows=rows,
+            columns=columns,
+            values=np.array([[cells.get((row, column), np.nan) for column in columns] for row in rows]),
+        )
+        for (env, algorithm), cells in grids.items()
+    ]
+    return draw_grids(drawn, first, second, AXES.get(args.y, args.y), args.title)
+
+
+def _last_values(values: np.ndarray) -> np.ndarray:
+    """The last finite number of each seed of [P, S]."""
+    known = [seed[np.isfinite(seed)] for seed in values.T]
+    return np.array([seed[-1] for seed in known if len(seed)])
 
 
 def plot(args: Args) -> None:

@@ -31,7 +31,7 @@ from common.envs.spaces import EnvSpec
 from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, step_of
 from common.runs.console import Console
 from common.runs.directory import ROOT
-from common.runs.reports import ranked
+from common.runs.reports import ranked, training_returns
 
 ALGOS = (ROOT / "algos").resolve()
 
@@ -181,7 +181,7 @@ def _best_member(checkpoints: Checkpoints, step: int) -> int:
         warnings.warn("no checkpoint has an evaluation to tell the best member: this is member 0", stacklevel=3)
         return 0
     judged = step if step in evaluations else max(evaluations)
-    member = ranked(evaluations[judged])[0]
+    member = ranked(evaluations[judged], training_returns(checkpoints.directory.parent, judged))[0]
     if judged != step:
         told = f"checkpoint {step} has no evaluation: this is member {member}, the best one at step {judged}"
         warnings.warn(f"{told}; member=... chooses another one", stacklevel=3)

@@ -35,7 +35,7 @@ from common.envs.variation import run_env
 from common.runs.directory import describe_shared
 from common.runs.lock import locked
 from common.runs.recorder import Callback
-from common.runs.reports import TrainResult, ranked
+from common.runs.reports import TrainResult, ranked, training_returns
 from common.runs.run import Run
 
 
@@ -213,7 +213,8 @@ def draw_policy(run: Run, env: Env, algorithm: Any, learners: Any, status: str) 
     path = run.dir / "policy.gif"
     path.unlink(missing_ok=True)
     returns = run.evaluations.newest.returns
-    member = ranked(returns)[0] if run.args.is_population and returns else 0
+    best_first = ranked(returns, training_returns(run.dir, run.evaluations.newest.step))
+    member = best_first[0] if run.args.is_population and returns else 0
     policy = Policy(algorithm, jax.tree.map(lambda x: x[member], learners), env.spec)
     draw_gif(env, record(env, policy.player(), jax.random.key(run.args.seed), env.max_steps), path)
     return f"gif      {path}"

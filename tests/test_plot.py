@@ -2,17 +2,26 @@
 
 import csv
 import json
+import math
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cli_helpers import ROOT
 
 from common import compare, plot
 from common.cli.command import exit_code, parse
+from common.cli.errors import UsageError
 from common.drawing.figures import draw_curve, draw_population
-from common.drawing.groups import EVALUATION, RECENT, TRAINING, LoggedRun, align, estimate, group, interval, pooled
-from common.runs.metrics import Log, LogWriter, Series, read_log
+from common.drawing.groups import LoggedRun, align, group, pooled
+from common.runs.estimates import difference, estimate, interval, mean_over_steps, spread
+from common.runs.metrics import EVALUATION, RECENT, TRAINING, Log, LogWriter, Series, read_log
 from common.runs.recorder import Clock
+from common.runs.reports import ranked, summary_of_seeds
 
 
 def rows(steps, values, wall=None, metric=TRAINING):
@@ -44,10 +53,13 @@ def test_the_interquartile_mean_is_exact_where_quarters_are_no_whole_numbers():
     assert estimate(np.array([100.0, 1, 2, 3]), "mean") == 26.5
 
 
-def test_the_interval_of_few_seeds_is_known():
-    """Two seeds: a resample's mean is the lower one, the middle or the upper one, with chances 1/4, 1/2, 1/4."""
-    band = interval(np.array([3.0, 7.0]))
-    assert (band.low, band.high) == (3, 7) and interval(np.array([3.0])) is None
+def test_few_seeds_have_a_range_and_no_interval():
+    few = np.array([3.0, 7.0, 4.0])
+    assert interval(few) is None and spread(np.array([3.0])) is None
+    assert (spread(few).low, spread(few).high) == (3, 7) and "95%" not in spread(few).name
+
+
+def test_the_interval_is_of_the_estimate():
     same = interval(np.full((4, 2), 5.0))
     np.testing.assert_array_equal([same.low, same.high], np.full((2, 2), 5.0))
     outlier = np.array([5.0] * 11 + [1000.0])  # 4 times among 12 in 1 of 70 resamples only
@@ -56,12 +68,37 @@ def test_the_interval_of_few_seeds_is_known():
     assert tasks.low == tasks.high == 0.5, "each task always has five of the ten"
 
 
+def test_a_difference_is_paired_where_seeds_are_the_same():
+    """Every seed gains one, in whatever order; without pairs the seeds' own spread is many times as large."""
+    base, seeds = np.array([0.0, 100, 200, 300, 400]), [1, 2, 3, 4, 5]
+    paired = difference(base[::-1] + 1, seeds[::-1], base, seeds)
+    assert (paired.value, paired.interval.low, paired.interval.high, paired.paired) == (1, 1, 1, True)
+    apart = difference(base + 1, [6, 7, 8, 9, 10], base, seeds)
+    assert (apart.value, apart.paired) == (1, False) and apart.interval.low < -50 and apart.interval.high > 50
+
+
+def test_the_probability_of_improvement_counts_pairs():
+    """A tie is half of one."""
+    found = difference(np.array([1.0, 2, 3, 4]), range(4), np.array([0.0, 2, 3, 4]), range(4, 8))
+    pairs = [(x > y) + 0.5 * (x == y) for x in (1, 2, 3, 4) for y in (0, 2, 3, 4)]
+    assert found.probability == np.mean(pairs)
+    assert found.probability_interval.low < found.probability < found.probability_interval.high
+
+
+def test_the_area_under_a_curve_is_its_mean_over_steps():
+    steps = np.array([0.0, 10, 20, 40])
+    curves = np.array([[0.0, 10, 10, 30], [np.nan, 5, 5, 5], [np.nan] * 4])
+    areas = mean_over_steps(steps, curves, 5, 30)  # (5 to 10: 7.5 * 5) + 10 * 10 + (10 to 20: 15 * 10), over 25
+    np.testing.assert_allclose(areas, [(37.5 + 100 + 150) / 25, np.nan, np.nan])
+    np.testing.assert_allclose(mean_over_steps(steps, curves, 10, 20)[:2], [10, 5])
+
+
 def test_what_to_know_of_runs_that_are_no_repetitions():
     def run(seeds=(0,), **flags):
         return LoggedRun("run", "ppo_pmap", {"env": "CartPole-v1"} | flags, [*seeds], Log({}, frozenset(), 0, 0.0, 0.0))
 
     def notes(*runs):
-        return [note for one in group(runs) for note in pooled(one)]
+        return pooled(group(runs))
 
     assert notes(run(), run([1], gif=True)) == notes(run([0, 1], pbt=False, opponent="random")) == []
     (different,) = notes(run(clip_eps=0.1), run(clip_eps=0.2))
@@ -148,7 +185,7 @@ def test_the_commands_write_files_and_leave_out_what_cannot_be_shown(program, tm
         assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     else:
         (row,) = csv.DictReader((tmp_path / "table.csv").read_text().splitlines())
-        assert (row["env"], row["seeds"], row["steps_max"], row["return_high"]) == ("CartPole-v1", "3", "2000", "2.0")
+        assert (row["env"], row["seeds"], row["steps_max"], row["return_max"]) == ("CartPole-v1", "3", "2000", "2.0")
 
 
 @pytest.mark.parametrize("evolved", [False, True])
@@ -174,9 +211,11 @@ def test_a_row_holds_what_the_runs_hold(tmp_path):
     (row,) = compared(*runs)
     wanted = {"env": "CartPole-v1", "algorithm": "ppo_pmap", "seeds": 3, "steps": 200, "steps_max": 300}
     wanted |= {"estimate": "mean", "return": 83, "training_seeds": 0, "steps_per_second": 100, "wall_seconds": 2.5}
-    wanted |= {"threshold": 90, "reached": 2, "seconds_to_threshold": 2}  # seeds after never, 2 and 2 s
+    wanted |= {"threshold": 90, "reached": 2}  # seeds after never, 200 steps and 200 steps
+    wanted |= {"steps_to_threshold": 200, "seconds_to_threshold": 2, "return_min": 70, "return_max": 99}
+    wanted |= {"auc": pytest.approx((40 + 70 + 52.5) / 3), "auc_from": 100, "auc_to": 200}
     assert {name: row[name] for name in wanted} == wanted
-    assert (row["return_low"], row["return_high"]) == pytest.approx((70, 99), abs=4)
+    assert np.isnan([row["return_low"], row["return_high"]]).all(), "three seeds have no interval"
     (row,) = compared(*runs, threshold=97.0)
     assert (row["threshold"], row["reached"]) == (97, 1)
     assert np.isnan(row["seconds_to_threshold"]), "most never reach it"
@@ -202,3 +241,114 @@ def test_rows_are_split_by_flags_in_the_order_of_numbers(tmp_path):
     assert (args.runs, args.by) == (tuple(runs), by["by"]), "as they are written"
     labels = [text.get_text() for text in plot.learning_curves(args).axes[0].get_legend().get_texts()]
     assert labels[1:] == ["ppo_pmap, num_envs 128, hidden_sizes 128,2 (2 seeds, mean)", "sac (xqc) (1 seed)"]
+
+
+def test_equal_runs_count_once(tmp_path, capsys):
+    """Equal in flags, seeds and the checksum of the end; another directory, log interval or picture does not matter."""
+    runs = [
+        make_run(tmp_path / name, rows([100], [[1, 2]]), num_seeds=2, evaluation=[1, 2], **flags)
+        for name, flags in {"a": {"log_interval": 1}, "copy": {"gif": True}, "other": {}}.items()
+    ]
+    for run, checksum in zip(runs, ("one", "one", "two"), strict=True):
+        Path(run, "result.json").write_text(json.dumps({"state_sha256": checksum}))
+    (row,) = compared(*runs[:2])
+    assert row["seeds"] == 2
+    (note,) = capsys.readouterr().err.splitlines()
+    assert "copy" in note and "equal" in note
+    (row,) = compared(*runs)
+    assert row["seeds"] == 4, "the same seeds with another result, on another machine perhaps"
+    assert "seeds 0, 1 count more than once" in capsys.readouterr().err
+
+
+def test_a_baseline_is_compared_with_by_seeds(tmp_path):
+    flags = {"gamma": {"seed": 3, "gamma": 0.9}, "default": {"seed": 3, "gamma": 0.99}}
+    returns = {"gamma": [11, 21, 31, 41], "default": [10, 20, 30, 40]}
+    runs = [
+        make_run(tmp_path / name, rows([100], [[0] * 4]), num_seeds=4, evaluation=returns[name], **flags[name])
+        for name in flags
+    ]
+    other, baseline = compared(*runs, by=("gamma",), baseline=runs[1])
+    found = [other[name] for name in ("difference", "difference_low", "difference_high", "paired", "better")]
+    assert found == [1, 1, 1, True, 10 / 16] and np.isnan(baseline["difference"])
+    with pytest.raises(UsageError, match="baseline"):
+        compared(runs[0], baseline=runs[1])
+
+
+def test_flags_that_differ_between_lines_are_named(capsys, tmp_path):
+    """Also those of two algorithms that both have; not those of --by, and none that decides nothing."""
+    flags = {"gamma": 0.9, "num_envs": 16, "seed": 1}
+    runs = [
+        make_run(tmp_path / "a", rows([100], [1]), **flags),
+        make_run(tmp_path / "b", rows([100], [1]), **flags | {"gamma": 0.99, "gif": True, "num_envs": 32}),
+        make_run(tmp_path / "c", rows([100], [1]), algorithm="my_ppo", **flags | {"clip_eps": 0.1}),
+    ]
+    compared(*runs[::2])
+    assert capsys.readouterr().err == ""
+    compared(*runs, by=("gamma",))
+    (note,) = capsys.readouterr().err.splitlines()
+    assert "num_envs 16 (my_ppo, gamma 0.9, ppo_pmap, gamma 0.9) or 32 (ppo_pmap, gamma 0.99)" in note
+    assert "gif" not in note
+
+
+def test_a_note_on_many_groups_is_said_once(tmp_path, capsys):
+    runs = [
+        make_run(tmp_path / f"{gamma} {lr}", rows([100], [1]), gamma=gamma, learning_rate=lr)
+        for gamma in (0.9, 0.95, 0.99)
+        for lr in (0.1, 0.2)
+    ]
+    compared(*runs, by=("gamma",))
+    (note,) = capsys.readouterr().err.splitlines()
+    assert "--by learning_rate" in note
+
+
+def make_grid(folder):
+    """Runs over two flags."""
+    return [
+        make_run(folder / f"{gamma} {lr}", rows([100, 200], [1, 100 * gamma + lr]), gamma=gamma, learning_rate=lr)
+        for gamma in (0.99, 0.9, 0.95)
+        for lr in (0.1, 0.2)
+    ]
+
+
+def test_two_factors_have_a_short_legend(tmp_path):
+    args = parse(plot.Args, [*make_grid(tmp_path), "--by", "gamma,learning_rate", "--logx", "--ylim", "-1", "50"])
+    (axes,) = plot.learning_curves(args).axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["gamma 0.9", "gamma 0.95", "gamma 0.99", "learning_rate 0.1", "learning_rate 0.2"]
+    drawn = {(line.get_color(), line.get_linestyle()) for line in axes.lines if len(line.get_xdata())}
+    assert len(drawn) == 6 and axes.get_xscale() == "log" and axes.get_ylim() == (-1, 50)
+
+
+def test_two_factors_have_a_heat_map(tmp_path):
+    args = parse(plot.Args, [*make_grid(tmp_path), "--by", "gamma,learning_rate", "--kind", "heatmap"])
+    axes = plot.learning_curves(args).axes[0]
+    np.testing.assert_allclose(axes.images[0].get_array(), [[90.1, 95.1, 99.1], [90.2, 95.2, 99.2]])
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0.9", "0.95", "0.99"]
+    with pytest.raises(SystemExit):
+        parse(plot.Args, ["runs", "--by", "gamma", "--kind", "heatmap"])
+
+
+def test_a_reader_that_leaves_ends_no_command_with_a_traceback(tmp_path):
+    run = make_run(tmp_path / "a", rows([100], [1]))
+    command = f"{shlex.quote(sys.executable)} -m common.compare {shlex.quote(run)} | true"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+def test_equal_members_are_ranked_by_what_they_earned_while_training():
+    """First by the last mean of 100 episodes, then by who came earlier near the best that any member had."""
+    steps = np.array([100.0, 200, 300])
+    training = Series(steps, steps, np.array([[0.0, 0, 0, 99], [0, 100, 0, 99], [130, 500, 500, 500]]))
+    assert ranked([500, 500, 500, 9], training) == [1, 2, 0, 3]
+    early = Series(steps, steps, np.array([[0.0, 0], [100, 500], [500, 500]]))
+    assert ranked([500, 500], early) == [1, 0]
+    assert ranked([1, math.nan, 2]) == [2, 0, 1] and ranked([7, 7], None) == [0, 1]
+
+
+def test_many_seeds_are_toldsummary_of_seeds():
+    returns = np.arange(30.0)
+    returns[[3, 7]] = np.nan
+    text = summary_of_seeds(returns, first_seed=100)
+    assert "IQM 15.5 [" in text and "over 28 seeds" in text
+    assert "best 29.0 (seed 129), worst 0.0 (seed 100), 2 of 30 seeds broke" in text
+    assert "interval" not in summary_of_seeds(np.array([1.0, 2, 3]), 0)

@@ -90,6 +90,8 @@ def exit_code(train: Callable[[Any], Any], args: Any) -> int:
             print(f"{args.resume} has finished; a larger --total-timesteps trains longer")
         else:
             train(args)
+        if sys.stdout:
+            sys.stdout.flush()
     except ProcessEnded as end:  # what waits for the others, in threads or at Python's exit, is left behind
         if not isinstance(end.__cause__, UsageError | TrainingError | None) and "has lost" not in str(end):
             traceback.print_exception(end.__cause__)  # a defect
@@ -100,6 +102,9 @@ def exit_code(train: Callable[[Any], Any], args: Any) -> int:
         return fail(_with_table(str(error), args), 2)
     except (TrainingError, FailedEnvError) as error:
         return fail(str(error), 1)
+    except BrokenPipeError:  # nobody reads what is printed any more, as in `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still has to write
+        return 128 + signal.SIGPIPE
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
             raise

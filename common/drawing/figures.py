@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.cli.files import replacing
-from common.drawing.groups import EVALUATION, RECENT, TRAINING, Interval, align, final_returns
-from common.runs.metrics import Log, Series, read_log
+from common.drawing.groups import align, final_returns
+from common.runs.estimates import Interval
+from common.runs.metrics import EVALUATION, RECENT, TRAINING, Log, Series, read_log
+from common.runs.reports import ranked, training_returns
 
 AXES = {
     "env_steps": "environment steps",
@@ -21,6 +23,7 @@ AXES = {
 # Told apart by colour-blind eyes: Okabe and Ito's, without yellow, which is faint on white. With the dashes 28 styles.
 COLORS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"
 DASHES = "-", "--", "-.", ":"
+SEQUENTIAL = "viridis"  # matplotlib's name of the colours for numbers
 
 
 class Line(NamedTuple):
@@ -32,7 +35,7 @@ class Line(NamedTuple):
     band: Interval | None = None
     seeds: np.ndarray | None = None  # [S, P], drawn thin
     style: int = 0  # index of colour and dashes
-    how: dict[str, Any] = {}  # further properties of matplotlib's lines; not to be changed
+    how: dict[str, Any] = {}  # further properties of matplotlib's lines, before `style`; not to be changed
 
 
 class Panel(NamedTuple):
@@ -68,7 +71,9 @@ def draw_population(run_dir: Path, title: str, values: dict[str, list[float]]) -
     source = "pbt/source"
     log = read_log(run_dir, (TRAINING, EVALUATION, source, *(f"hyper/{name}" for name in values)))
     returns, _ = final_returns(log)
-    best = int(np.nanargmax(returns)) if np.isfinite(returns).any() else None
+    judged = log.series[EVALUATION].steps[-1] if EVALUATION in log.series else math.inf
+    ranks = ranked(returns.tolist(), training_returns(run_dir, judged))
+    best = ranks[0] if np.isfinite(returns).any() else None
     panels = [_curves_of_members(log, best)]
     for name, x in values.items():
         if source in log.series:
@@ -134,56 +139,158 @@ def _spans_decades(values: np.ndarray) -> bool:
     return bool(values.min() > 0 and values.max() > 20 * values.min())
 
 
-def draw(panels: list[Panel], x: str, ylabel: str, title: str = "") -> Any:
-    """A matplotlib Figure with one axes for each panel; `x` is a key of `AXES`, or what to write there."""
+class Limits(NamedTuple):
+    """What the axes of a figure show."""
+
+    x: tuple[float, float] | None = None
+    y: tuple[float, float] | None = None
+    log_x: bool = False
+
+
+EVERYTHING = Limits()
+
+
+def draw(panels: list[Panel], x: str, ylabel: str, title: str = "", note: str = "", limits: Limits = EVERYTHING) -> Any:
+    """Draw a matplotlib Figure with one axes for each panel.
+
+    Args:
+        panels: what to draw; their legend is one where they have labels in common.
+        x: a key of `AXES`, or the text at the horizontal axis.
+        ylabel: the text at the vertical axis.
+        title: of the figure.
+        note: a text at the foot, before that on shaded areas.
+        limits: of all axes.
+    """
     from matplotlib.figure import Figure
 
     across = min(len(panels), 2 if len(panels) == 4 else 3)
     down = math.ceil(len(panels) / across)
-    entries = max(len(panel.lines) for panel in panels)
+    labels = [[line.label for line in panel.lines if line.label] for panel in panels]
+    entries = max(map(len, labels))
+    shared = sum(map(len, labels)) > len(set().union(*labels))
     width, height = (6, 3.6) if len(panels) == 1 else (4.4, 3.2)
-    height += 0.19 * max(entries - 2, 0)
+    if entries > FEW_ENTRIES and not shared:
+        width += 2
+    elif not shared:
+        height += 0.19 * max(entries - 2, 0)
     figure = Figure(figsize=(width * across, height * down), dpi=130, layout="constrained")
     grid = figure.subplots(down, across, squeeze=False).flat
     for index, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
-        _draw_panel(axes, panel, panel.x or x)
+        _draw_panel(axes, panel, panel.x or x, limits)
+        if shared:
+            axes.set_title(panel.title, loc="left", fontsize=10, weight="bold")
+        else:
+            _add_legend(axes, panel.title)
         if panel.ylabel or index % across == 0:
             axes.set_ylabel(panel.ylabel or ylabel, fontsize=10 if len(panels) == 1 else 9)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
+    if shared:
+        _add_shared_legend(figure)
     if title:
         figure.suptitle(title)
-    if any(line.band for panel in panels for line in panel.lines):
-        held = "; runs that have ended keep their last value" if x == "wall" else ""
-        note = f"shaded: 95% bootstrap interval{held}"
-        figure.supxlabel(note, x=0.99, ha="right", fontsize=8, color="0.4")
+    shades = sorted({line.band.name for panel in panels for line in panel.lines if line.band})
+    held = "runs that have ended keep their last value" if x == "wall" and shades else ""
+    shaded = f"shaded: {' or '.join(shades)}" if shades else ""
+    if foot := "; ".join(filter(None, (note, shaded, held))):
+        figure.supxlabel(foot, x=0.99, ha="right", fontsize=8, color="0.4")
     return figure
 
 
-def _draw_panel(axes: Any, panel: Panel, x: str) -> None:
+def _draw_panel(axes: Any, panel: Panel, x: str, limits: Limits) -> None:
     from matplotlib.ticker import EngFormatter
 
     for line in panel.lines:
         _draw_line(axes, line)
     axes.set_xlabel(AXES.get(x, x))
-    if x == "env_steps":
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.ticklabel_format(axis="y", useOffset=False)
     axes.set(**{f"{axis}scale": "log" for axis in panel.log})
+    if limits.log_x:
+        axes.set_xscale("log")
+    if x == "env_steps":
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set(xlim=limits.x, ylim=limits.y)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    longest = max((len(line.label) for line in panel.lines), default=0)
-    room = 12 * axes.figure.get_figwidth() / axes.get_gridspec().ncols  # characters
-    columns = max(1, min(len(panel.lines), int(room / (longest + 8))))
-    above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}  # the axes: it never hides a curve
-    look = {"ncols": columns, "alignment": "left", "frameon": False, "fontsize": 9}
-    title = {"title": panel.title, "title_fontproperties": {"weight": "bold"}}
-    # The labels are given, because matplotlib warns where it finds none itself
-    axes.legend(*axes.get_legend_handles_labels(), **above, **look, **title)
+
+
+FEW_ENTRIES = 8  # of a legend above the axes; longer ones stand beside them, and must not be higher
+LEGEND_ROWS = 18
+
+
+def _add_legend(axes: Any, title: str) -> None:
+    """Add a legend above the axes, which never hides a curve, or beside them where it is long."""
+    handles, labels = axes.get_legend_handles_labels()  # given, because matplotlib warns where it finds none itself
+    look = {"title": title, "title_fontproperties": {"weight": "bold"}, "alignment": "left", "frameon": False}
+    if len(labels) > FEW_ENTRIES:
+        columns = math.ceil(len(labels) / LEGEND_ROWS)
+        place = {"loc": "upper left", "bbox_to_anchor": (1, 1), "ncols": columns, "fontsize": 7}
+    else:
+        longest = max(map(len, labels), default=0)
+        room = 12 * axes.figure.get_figwidth() / axes.get_gridspec().ncols  # characters
+        columns = max(1, min(len(labels), int(room / (longest + 8))))
+        place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "ncols": columns, "fontsize": 9}
+    axes.legend(handles, labels, **place, **look)
+
+
+def _add_shared_legend(figure: Any) -> None:
+    """Add one legend with all labels of the axes of a figure."""
+    entries = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    room = 12 * figure.get_figwidth()  # characters
+    columns = max(1, min(len(entries), int(room / (max(map(len, entries)) + 8))))
+    figure.legend(entries.values(), entries.keys(), loc="outside upper left", ncols=columns, frameon=False, fontsize=9)
+
+
+class Grid(NamedTuple):
+    """Numbers over two factors."""
+
+    title: str
+    rows: list[str]  # values of the factor along the vertical axis, [R]
+    columns: list[str]  # likewise along the horizontal axis, [C]
+    values: np.ndarray  # [R, C], NaN where nothing is known
+
+
+def draw_grids(grids: list[Grid], x: str, y: str, values: str, title: str = "") -> Any:
+    """Draw a matplotlib Figure with a heat map for each grid, whose axes are the factors `x` and `y`."""
+    from matplotlib.figure import Figure
+
+    across = min(len(grids), 3)
+    down = math.ceil(len(grids) / across)
+    width = max(4.0, 1.8 + 0.7 * max(len(grid.columns) for grid in grids))
+    height = max(3.0, 1.2 + 0.4 * max(len(grid.rows) for grid in grids))
+    figure = Figure(figsize=(width * across, height * down), dpi=130, layout="constrained")
+    places = figure.subplots(down, across, squeeze=False).flat
+    for axes, grid in zip(places, grids, strict=False):
+        image = axes.imshow(grid.values, origin="lower", aspect="auto", cmap=SEQUENTIAL)
+        figure.colorbar(image, ax=axes, label=values)
+        axes.set_xticks(range(len(grid.columns)), grid.columns)
+        axes.set_yticks(range(len(grid.rows)), grid.rows)
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        axes.set_title(grid.title, loc="left", fontsize=10, weight="bold")
+        for row, column in np.argwhere(np.isfinite(grid.values)):
+            dark = image.norm(grid.values[row, column]) < 0.6
+            text = f"{grid.values[row, column]:.4g}"
+            axes.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
+    for axes in places[len(grids) :]:
+        axes.set_axis_off()
+    if title:
+        figure.suptitle(title)
+    return figure
+
+
+def shade(place: float) -> tuple[float, ...]:
+    """The colour of a number between 0, the smallest, and 1, the largest; the lightest ones are left out."""
+    from matplotlib import colormaps
+
+    return colormaps[SEQUENTIAL](0.92 * place)
 
 
 def _draw_line(axes: Any, line: Line) -> None:
-    how = {"color": COLORS[line.style % len(COLORS)], "marker": "o" * (len(line.x) <= 12), "markersize": 4}
+    how = {"color": COLORS[line.style % len(COLORS)], "marker": "o" * (0 < len(line.x) <= 12), "markersize": 4}
     how |= {"linestyle": DASHES[line.style % len(DASHES)]} | line.how
     if line.seeds is not None:
         faint = max(0.08, 0.5 / math.sqrt(len(line.seeds)))

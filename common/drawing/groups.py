@@ -1,11 +1,10 @@
-"""Runs in groups, chosen by flags; their metrics at the same steps, and estimates over seeds with bootstrap intervals,
-as Agarwal et al. (2021) recommend: arxiv.org/abs/2108.13264.
-"""
+"""Runs in groups, chosen by flags; their metrics at the same steps, and notes on what should be known of them."""
 
 import difflib
 import json
 import math
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,10 @@ from common.cli.checks import check_flags
 from common.cli.errors import UsageError
 from common.cli.files import is_run, read_config
 from common.cli.run_flags import ONE_TIME
-from common.runs.metrics import Log, Series, is_number, read_log
+from common.runs.estimates import Kind
+from common.runs.metrics import EVALUATION, TRAINING, Log, Series, is_number, read_log
+from common.runs.reports import checksum_of
 
-TRAINING, EVALUATION = "episode/return", "eval/return_mean"
-RECENT = "episode/return_last100"
 RUNS = tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
 
 
@@ -33,7 +32,7 @@ class Selection:
     """Run directories, such as runs/*."""
     by: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FLAG"), tyro.conf.UseAppendAction] = ()
     """Split the runs of an algorithm by this flag's value too, such as clip_eps; several with commas or repeated."""
-    estimate: Literal["iqm", "mean"] = "iqm"
+    estimate: Kind = "iqm"
     """Over seeds: iqm leaves out the lowest and the highest quarter, which takes 4 seeds (mean below that), or mean."""
 
     def __post_init__(self):
@@ -50,6 +49,12 @@ class LoggedRun(NamedTuple):
     flags: dict[str, Any]
     seeds: list[int]
     log: Log
+    checksum: str | None = None  # of the state in the end; None while the run goes on
+
+    @property
+    def meaning(self) -> dict[str, str]:
+        """The flags that decide what is learned, as JSON."""
+        return {name: json.dumps(value) for name, value in self.flags.items() if name not in PLUMBING}
 
 
 class Group(NamedTuple):
@@ -67,10 +72,13 @@ class Group(NamedTuple):
 
 
 def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
-    """The runs of `selection` with these metrics, in groups, sorted.
+    """Read the runs of `selection` with these metrics, in groups, sorted.
 
-    What is no run or has no metrics is left out, with a note, and there is one on runs that are no repetitions. Raises
-    UsageError for no runs at all, broken ones, runs that all have no metrics, and a flag in `by` that no run has.
+    Runs without metrics, folders that are no run and repetitions of a run are left out, with a note each; further notes
+    say what the runs of a group and the groups differ in.
+
+    Raises:
+        UsageError: for no runs at all, broken ones, runs that all have no metrics, and a flag in `by` that no run has.
     """
     if not selection.runs:
         raise UsageError("name at least one run directory, such as runs/NAME or runs/*")
@@ -79,7 +87,7 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
     if len(strangers) < len(paths):  # else all that is named is wrong
         say(f"{path}: no run directory, left out" for path in strangers)
         paths = [path for path in paths if path not in strangers]
-    runs = [run for path in paths for run in _parts(path, read_config(path), read_log(path, metrics))]
+    runs = [run for path in paths for run in _parts(path, metrics)]
     known = set().union(*(run.flags for run in runs))
     for name in selection.by:
         if name not in known:
@@ -88,13 +96,15 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
     if not logged:
         raise UsageError(f"{paths[0]} has no metrics yet: wait for the first row of its metrics.jsonl")
     say(f"{path}: no metrics yet, left out" for path in paths if path not in {run.path for run in logged})
-    groups = group(logged, selection.by)
-    say(note for one in groups for note in pooled(one))
+    counted, repeated = once_each(logged)
+    groups = group(counted, selection.by)
+    say([*repeated, *pooled(groups), *side_by_side(groups)])
     return groups
 
 
-def _parts(path: Path, config: dict[str, Any], log: Log) -> Iterator[LoggedRun]:
+def _parts(path: Path, metrics: Iterable[str]) -> Iterator[LoggedRun]:
     """The run; of a population without PBT, for each combination of values the members that have them, as if alone."""
+    config, log, checksum = read_config(path), read_log(path, metrics), checksum_of(path)
     flags, alike, algorithm = config["args"], {}, config["algorithm"]
     recipe = flags.get("recipe") or ""
     algorithm += "" if recipe in algorithm else f" ({recipe})"
@@ -104,7 +114,31 @@ def _parts(path: Path, config: dict[str, Any], log: Log) -> Iterator[LoggedRun]:
         alike.setdefault(json.dumps(own), []).append(index)
     for own, indices in alike.items():
         seeds, part = [members[index]["seed"] for index in indices], log.of(indices, len(members))
-        yield LoggedRun(path, algorithm, flags | json.loads(own) | {"seed": seeds[0]}, seeds, part)
+        yield LoggedRun(
+            path=path,
+            algorithm=algorithm,
+            flags=flags | json.loads(own) | {"seed": seeds[0]},
+            seeds=seeds,
+            log=part,
+            checksum=checksum,
+        )
+
+
+def once_each(runs: Iterable[LoggedRun]) -> tuple[list[LoggedRun], list[str]]:
+    """The runs without repetitions: same flags, same seeds and the same state in the end; and a note on each of those.
+
+    A repetition says nothing about other seeds, and would make intervals too narrow.
+    """
+    found: dict[str, LoggedRun] = {}
+    counted, notes = [], []
+    for run in runs:
+        name = json.dumps([run.algorithm, run.flags["env"], run.meaning, run.seeds, run.checksum], sort_keys=True)
+        first = found.setdefault(name, run)
+        if run.checksum and first is not run:
+            notes.append(f"{run.path}: equal to {first.path} in flags, seeds and result, counted once")
+        else:
+            counted.append(run)
+    return counted, list(dict.fromkeys(notes))
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
@@ -140,14 +174,58 @@ def flag_text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def pooled(group: Group) -> Iterator[str]:
-    """What to know of a group whose runs are not repetitions of one experiment with different seeds."""
-    flags = [{name: json.dumps(value) for name, value in run.flags.items()} for run in group.runs]
-    names = set.intersection(*map(set, flags)) - PLUMBING
-    differing = sorted(name for name in names if len({one[name] for one in flags}) > 1)
-    if differing:
+def pooled(groups: Iterable[Group]) -> list[str]:
+    """Notes on groups whose runs are not repetitions of one experiment with different seeds."""
+    places = defaultdict(list)
+    for group in groups:
+        if text := _pooled(group):
+            places[text].append(f"{group.label} in {group.env}")
+    return [f"{_listed(names)}: {text}" for text, names in places.items()]
+
+
+def _pooled(group: Group) -> str:
+    """The note on one group; empty where there is nothing to say."""
+    if differing := sorted(_differing([run.meaning for run in group.runs])):
         what = f"runs with different {', '.join(differing)} are put together"
-        yield f"{group.label} in {group.env}: {what}, --by {differing[0]} tells them apart"
+        return f"{what}, --by {differing[0]} tells them apart"
+    counts = Counter(seed for run in group.runs for seed in run.seeds)
+    if twice := sorted(seed for seed, count in counts.items() if count > 1):
+        return f"seeds {_listed([str(seed) for seed in twice])} count more than once, so intervals are too narrow"
+    return ""
+
+
+def side_by_side(groups: Iterable[Group]) -> list[str]:
+    """A note for each environment on the flags, but for those of --by, that differ between its groups."""
+    together = defaultdict(list)
+    for group in groups:
+        together[group.env].append(group)
+    return [note for env, several in together.items() if (note := _side_by_side(env, several))]
+
+
+def _side_by_side(env: str, groups: list[Group]) -> str:
+    meanings = {group.label: group.runs[0].meaning for group in groups}
+    by = set().union(*(group.variant for group in groups))
+    texts = []
+    for name in sorted(_differing(list(meanings.values())) - by):
+        labels = defaultdict(list)
+        for label, flags in meanings.items():
+            if name in flags:
+                labels[flag_text(json.loads(flags[name]))].append(label)
+        values = " or ".join(f"{value} ({_listed(found)})" for value, found in labels.items())
+        texts.append(f"{name} {values}")
+    return f"{env}: side by side are different flags: {'; '.join(texts)}" if texts else ""
+
+
+def _differing(flags: Sequence[dict[str, str]]) -> set[str]:
+    """The names that all have, with more than one value."""
+    names = set.intersection(*map(set, flags))
+    return {name for name in names if len({one[name] for one in flags}) > 1}
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The names in one text, of many the first ones and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 4 else ""
+    return ", ".join(names[:3] if more else names) + more
 
 
 def say(notes: Iterable[str]) -> None:
@@ -189,46 +267,3 @@ def final_returns(log: Log) -> tuple[np.ndarray, bool]:
     if TRAINING not in log.series:
         return np.full(1, math.nan), True
     return np.array([[math.nan, *y[np.isfinite(y)]][-1] for y in log.series[TRAINING].values.T]), True
-
-
-RESAMPLES = 2000  # of the bootstrap
-
-
-class Interval(NamedTuple):
-    """The 95% bootstrap interval of an estimate."""
-
-    low: np.ndarray
-    high: np.ndarray
-
-
-def estimate(values: np.ndarray, kind: Literal["iqm", "mean"] = "iqm") -> np.ndarray:
-    """Over the first axis: the mean, or the interquartile mean of Agarwal et al. 2021.
-
-    The latter is without the lowest and the highest quarter, rounded down: the mean where there are fewer than 4.
-    """
-    cut = len(values) // 4 if kind == "iqm" else 0
-    return np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
-
-
-def estimate_name(kind: Literal["iqm", "mean"], count: int) -> str:
-    """What `estimate` computes of `count` values, in a word."""
-    return "IQM" if kind == "iqm" and count >= 4 else "mean"
-
-
-def interval(*tasks: np.ndarray, kind: Literal["iqm", "mean"] = "iqm") -> Interval | None:
-    """The 95% percentile bootstrap interval of `estimate` over all seeds of one or several tasks, [S, ...] each.
-
-    It resamples whole seeds within each task (Agarwal et al. 2021, section 4.1), by the same random numbers in every
-    call. None where a task has one seed only.
-    """
-    if min(map(len, tasks)) < 2:
-        return None
-    random = np.random.default_rng(0)
-    picks = [random.integers(len(task), size=(len(task), RESAMPLES)) for task in tasks]
-    columns = [task.reshape(len(task), -1).T for task in tasks]  # one after another: [S, RESAMPLES] are in memory
-    bounds = []
-    for column in zip(*columns, strict=True):
-        resampled = np.concatenate([seeds[pick] for seeds, pick in zip(column, picks, strict=True)])
-        bounds.append(np.percentile(estimate(resampled, kind), (2.5, 97.5)))
-    low, high = np.array(bounds).T.reshape(2, *tasks[0].shape[1:])
-    return Interval(low, high)

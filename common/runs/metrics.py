@@ -17,6 +17,8 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.cli.files import in_one_step
 
+TRAINING, EVALUATION = "episode/return", "eval/return_mean"
+RECENT = "episode/return_last100"
 Row = dict[str, Any]
 WRITERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # by its flag, the package of a writer
 

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from common.cli.env_flags import as_flags, is_custom
 from common.cli.files import defaults_of, read_json
 from common.cli.run_flags import ONE_TIME, as_command_line
 from common.device.devices import describe
+from common.runs import estimates
 from common.runs.checkpoints import overall
 from common.runs.console import brief, brief_returns
-from common.runs.metrics import jsonable, read_log
+from common.runs.metrics import RECENT, Series, jsonable, read_log
 
 RESULT = "result.json"
 SHOWN_MEMBERS = 5
@@ -96,21 +99,43 @@ def footer(run: Any, record: dict[str, Any], more: list[str]) -> str:
     return "\n".join(lines)
 
 
+LISTED_SEEDS = 5  # at most are told one by one
+
+
 def _seeds(run: Any, newest: Score, when: str) -> list[str]:
-    """What every seed earns."""
+    """What every seed earns, and where there are several what they earn together."""
     args, evaluation, lines = run.args, newest.evaluation, []
-    for seed, mean in enumerate(newest.returns):
+    count = len(newest.returns)
+    for seed, mean in enumerate(newest.returns if count <= LISTED_SEEDS else ()):
         std, low, high = (evaluation[f"eval/return_{name}"][seed] for name in ("std", "min", "max"))
-        who = f" of seed {args.seed + seed}" if args.num_agents > 1 else ""
+        who = f" of seed {args.seed + seed}" if count > 1 else ""
         spread = f"{brief(mean)} ± {brief(std)} (min {brief(low)}, max {brief(high)})"
         lines.append(f"greedy   return{who} {spread} over {args.eval_episodes} episodes{_won(evaluation, seed)}{when}")
+    if count > 1:
+        lines.append(f"seeds    return {summary_of_seeds(np.array(newest.returns), args.seed)}{when}")
     return lines
+
+
+def summary_of_seeds(returns: np.ndarray, first_seed: int) -> str:
+    """The estimate over the finite returns [S] of seeds with its uncertainty, the best seed and the worst one."""
+    known = np.flatnonzero(np.isfinite(returns))
+    broken = f", {len(returns) - len(known)} of {len(returns)} seeds broke" if len(known) < len(returns) else ""
+    if not len(known):
+        return f"-{broken}"
+    finite = returns[known]
+    name, band = estimates.estimate_name("iqm", len(finite)), estimates.interval(finite)
+    ends = f" [{brief(float(band.low))}, {brief(float(band.high))}] (95% bootstrap interval)" if band else ""
+    best, worst = known[finite.argmax()], known[finite.argmin()]
+    extremes = [f"{word} {brief(returns[i])} (seed {first_seed + i})" for word, i in (("best", best), ("worst", worst))]
+    middle = f"{name} {brief(float(estimates.estimate(finite)))}{ends} over {len(finite)} seeds"
+    return f"{middle}, {', '.join(extremes)}{broken}"
 
 
 def _members(run: Any, newest: Score, when: str) -> list[str]:
     """What the best members of a population earn, and with which flags."""
     args, means = run.args, newest.returns
-    order = [member for member in ranked(means) if math.isfinite(means[member])]
+    order = ranked(means, training_returns(run.dir, newest.step))
+    order = [member for member in order if math.isfinite(means[member])]
     broken = f", of which {len(means) - len(order)} broke," if len(order) < len(means) else ""
     spread = brief_returns(means, is_population=True)
     of_all = f"{spread} of {len(means)} members{broken} over {args.eval_episodes} episodes{when}"
@@ -130,10 +155,33 @@ def _won(evaluation: dict[str, list[float]], agent: int) -> str:
     return f", {evaluation['eval/win_rate'][agent]:.0%} won" if "eval/win_rate" in evaluation else ""
 
 
-def ranked(returns: list[float]) -> list[int]:
-    """Members by their return, the best first; those without a finite one are last."""
+def ranked(returns: list[float], training: Series | None = None) -> list[int]:
+    """Rank members by their return, the best first; those without a finite one are last.
+
+    Args:
+        returns: one per member.
+        training: `episode/return_last100` of the members so far. Among equal returns that with the higher last one of
+            these comes first, then that which was earlier near the highest that any member had.
+    """
+    count = len(returns)
     known = [x if math.isfinite(x) else -math.inf for x in returns]
-    return sorted(range(len(known)), key=lambda member: -known[member])
+    newest, reached = [0.0] * count, [0.0] * count
+    if training is not None and training.values.shape[1] == count:
+        values = np.where(np.isfinite(training.values), training.values, -np.inf)  # [P, S]
+        finite = values[np.isfinite(values)]
+        threshold = finite.min() + 0.9 * np.ptp(finite) if len(finite) else math.inf
+        above = values >= threshold
+        newest = values[-1]
+        reached = np.where(above.any(axis=0), training.steps[above.argmax(axis=0)], math.inf)
+    return sorted(range(count), key=lambda member: (-known[member], -newest[member], reached[member]))
+
+
+def training_returns(run_dir: Path | None, step: float = math.inf) -> Series | None:
+    """`episode/return_last100` of a run up to a step, by which equal members are ranked; None where it has none."""
+    series = read_log(run_dir, [RECENT]).series.get(RECENT) if run_dir else None
+    if series is None or not (there := series.steps <= step).any():
+        return None
+    return Series(steps=series.steps[there], wall=series.wall[there], values=series.values[there])
 
 
 def _resume_command(run: Any) -> str:
@@ -181,6 +229,13 @@ def result_at(run_dir: Path, step: int) -> dict[str, Any]:
     """What `result.json` says of a run that was at `step` then; nothing where it is of another step, or not there."""
     record = read_json(run_dir / RESULT) or {}
     return record if record.get("env_steps") == step else {}
+
+
+def checksum_of(run_dir: Path) -> str | None:
+    """The checksum of the state in which a run ended; None while it goes on, or where it did not end well."""
+    record = read_json(run_dir / RESULT)
+    checksum = record.get("state_sha256") if isinstance(record, dict) else None
+    return checksum if isinstance(checksum, str) else None
 
 
 def has_ended_at(run_dir: Path, step: int) -> bool:

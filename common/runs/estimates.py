@@ -1,0 +1,133 @@
+"""Estimates over seeds and their uncertainty, as Agarwal et al. (2021) recommend: arxiv.org/abs/2108.13264.
+
+Shapes: S seeds, P points of a curve. All bootstraps draw the same random numbers in every call.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+Kind = Literal["iqm", "mean"]
+RESAMPLES = 2000  # of a bootstrap
+FEWEST = 4  # seeds for an interval: resamples of fewer say almost nothing about other seeds
+CONFIDENCE = "95% bootstrap interval"
+RANGE = "range of the seeds"
+
+
+class Interval(NamedTuple):
+    """Where an estimate may lie: a bootstrap interval, or the range of the seeds where they are few."""
+
+    low: np.ndarray
+    high: np.ndarray
+    name: str = CONFIDENCE
+
+
+def estimate(values: np.ndarray, kind: Kind = "iqm") -> np.ndarray:
+    """Estimate the mean or the interquartile mean of values [S, ...] over the first axis.
+
+    The interquartile mean leaves out the lowest and the highest quarter, rounded down, and so is the mean of fewer
+    than four values.
+    """
+    cut = len(values) // 4 if kind == "iqm" else 0
+    return np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
+
+
+def estimate_name(kind: Kind, count: int) -> str:
+    """Name in a word what `estimate` computes of `count` values."""
+    return "IQM" if kind == "iqm" and count >= FEWEST else "mean"
+
+
+def interval(*tasks: np.ndarray, kind: Kind = "iqm") -> Interval | None:
+    """The 95% percentile bootstrap interval of `estimate` over the seeds of one or several tasks, [S, ...] each.
+
+    It resamples whole seeds within each task (section 4.1 of the paper). None where a task has fewer than FEWEST.
+    """
+    if min(map(len, tasks)) < FEWEST:
+        return None
+    random = np.random.default_rng(0)
+    picks = [random.integers(len(task), size=(len(task), RESAMPLES)) for task in tasks]
+    columns = [task.reshape(len(task), -1).T for task in tasks]  # one after another: [S, RESAMPLES] are in memory
+    bounds = []
+    for column in zip(*columns, strict=True):
+        resampled = np.concatenate([seeds[pick] for seeds, pick in zip(column, picks, strict=True)])
+        bounds.append(np.percentile(estimate(resampled, kind), (2.5, 97.5)))
+    low, high = np.array(bounds).T.reshape(2, *tasks[0].shape[1:])
+    return Interval(low, high)
+
+
+def spread(values: np.ndarray, kind: Kind = "iqm") -> Interval | None:
+    """The bootstrap interval of values [S, ...], or their range where seeds are too few; None of a single seed."""
+    if len(values) < 2:
+        return None
+    return interval(values, kind=kind) or Interval(values.min(axis=0), values.max(axis=0), RANGE)
+
+
+class Difference(NamedTuple):
+    """How values differ from those of a baseline."""
+
+    value: float  # estimate of the values, less that of the baseline
+    interval: Interval | None  # 95%; None where seeds are too few
+    paired: bool  # whether the same seeds stand on both sides
+    probability: float  # of improvement: that a seed of the values is above one of the baseline
+    probability_interval: Interval | None
+
+
+def difference(
+    values: np.ndarray, seeds: Sequence[int], baseline: np.ndarray, baseline_seeds: Sequence[int], kind: Kind = "iqm"
+) -> Difference:
+    """Compare values [S] with those of a baseline [S'], both with their seeds.
+
+    Where both have the same seeds, each of them once, a resample takes the same seeds on both sides. The probability of
+    improvement is section 4.3 of the paper: Mann and Whitney's statistic over the number of pairs, a tie being half.
+    """
+    paired = sorted(seeds) == sorted(baseline_seeds) and len(set(seeds)) == len(seeds)
+    if paired:
+        values = values[np.argsort(seeds)]
+        baseline = baseline[np.argsort(baseline_seeds)]
+    value = float(estimate(values, kind) - estimate(baseline, kind))
+    probability = float(_improvement(values[:, None], baseline[:, None])[0])
+    if min(len(values), len(baseline)) < FEWEST:
+        return Difference(value, None, paired, probability, None)
+
+    random = np.random.default_rng(0)
+    picks = random.integers(len(values), size=(len(values), RESAMPLES))
+    baseline_picks = picks if paired else random.integers(len(baseline), size=(len(baseline), RESAMPLES))
+    ours = values[picks]  # [S, RESAMPLES]
+    theirs = baseline[baseline_picks]
+    differences = estimate(ours, kind) - estimate(theirs, kind)
+    return Difference(
+        value=value,
+        interval=Interval(*np.percentile(differences, (2.5, 97.5))),
+        paired=paired,
+        probability=probability,
+        probability_interval=Interval(*np.percentile(_improvement(ours, theirs), (2.5, 97.5))),
+    )
+
+
+def _improvement(values: np.ndarray, baseline: np.ndarray) -> np.ndarray:
+    """The share [R] of pairs in which one of the values [S, R] is above one of the baseline [S', R]; ties are half."""
+    from scipy.stats import rankdata
+
+    count = len(values)
+    ranks = rankdata(np.concatenate([values, baseline]), axis=0)[:count]
+    above = ranks.sum(axis=0) - count * (count + 1) / 2
+    return above / (count * len(baseline))
+
+
+def mean_over_steps(steps: np.ndarray, values: np.ndarray, first: float, last: float) -> np.ndarray:
+    """The area [S] under curves [S, P] at `steps` [P] between two steps, over their distance; NaN where a curve is not.
+
+    Between two points a curve is the line.
+    """
+    inside = (steps > first) & (steps < last)
+    at = np.concatenate([[first], steps[inside], [last]])
+    areas = []
+    for curve in values:
+        known = np.isfinite(curve)
+        if known.any() and last > first:
+            y = np.interp(at, steps[known], curve[known], left=np.nan, right=np.nan)
+            areas.append(np.trapezoid(y, at) / (last - first))
+        else:
+            areas.append(np.nan)
+    return np.array(areas)

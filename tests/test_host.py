@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -37,10 +38,12 @@ from common.actors.host_evaluation import HostEvaluation, run_host_episodes
 from common.actors.threads import GRACE, Activity, Collected, ParameterSlots, RolloutQueue, Slot, Worker
 from common.cli.env_flags import read_params
 from common.cli.errors import FailedEnvError, TrainingError, UsageError
-from common.device.agents import Player
+from common.device.agents import Player, Policy
 from common.device.evaluation import SEED
+from common.device.interface import OnPolicy
 from common.envs.host import evaluation_params
 from common.envs.registry import make_host
+from common.envs.spaces import Box, Discrete, EnvSpec, map_leaves
 from suites.tools.conversion import Conversion
 from suites.tools.processes import Processes
 
@@ -116,6 +119,52 @@ def test_a_reset_in_a_step_of_its_own_is_not_valid(name):
     assert (np.abs(outputs[5].obs) <= 0.05).all()  # where CartPole begins
     assert (np.abs(outputs[4].obs) > 0.05).any()  # the true next observation
     assert (np.abs(first) <= 0.05).all()
+
+
+OF_ACTIONS = {
+    "column": gymnasium.spaces.MultiDiscrete(np.array([[2], [3]])),
+    "switches": gymnasium.spaces.MultiBinary((2, 2)),
+    "bytes": gymnasium.spaces.MultiDiscrete([2, 3], dtype=np.int8),
+    "tenth": gymnasium.spaces.Box(-0.1, 0.1, (2,), np.float64),
+    "half": gymnasium.spaces.Box(-0.1, 0.1, (), np.float16),
+    "whole": gymnasium.spaces.Box(-7, 200, (3,), np.int64),
+    "pixels": gymnasium.spaces.Box(0, 255, (2, 2), np.uint8),
+    "fixed": gymnasium.spaces.Box(np.array([0.5, -1.0]), np.array([0.5, 1.0]), dtype=np.float64),
+    "parts": gymnasium.spaces.Dict(
+        {
+            "a": gymnasium.spaces.Tuple(
+                (gymnasium.spaces.Box(-0.3, 0.7, (2, 1), np.float64), gymnasium.spaces.Discrete(3))
+            )
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("space", OF_ACTIONS.values(), ids=OF_ACTIONS)
+def test_actions_are_elements_of_the_declared_space_at_the_environment_and_from_a_policy(space):
+    """Of whatever a network gives: far beyond all bounds, and every choice."""
+    conversion = Conversion("odd", gymnasium.spaces.Discrete(2), space)
+    ours = EnvSpec.from_json(json.loads(json.dumps(conversion.spec.to_json())))
+
+    def act(learner, obs, key):
+        def chosen(leaf):
+            if isinstance(leaf, Box):
+                return jnp.linspace(-999.0, 999.0, 4 * math.prod(leaf.shape)).reshape(4, -1)
+            picks = jnp.stack([jnp.array([0, n - 1, n - 1, 0]) for n in leaf.nvec], axis=-1)
+            return picks[:, 0] if isinstance(leaf, Discrete) else picks
+
+        return map_leaves(chosen, ours.action_space)
+
+    raw = act(None, None, None)
+    batched = gymnasium.vector.utils.batch_space(space, 4)
+    at_environment = list(gymnasium.vector.utils.iterate(batched, conversion.actions(jax.device_get(raw))))
+    from_policy = Policy(OnPolicy(init=None, explore=None, update=None, act=act), (), ours)(np.zeros(4, int))
+    assert len(at_environment) == 4
+    for index, action in enumerate(at_environment):
+        whole = jax.tree.map(np.asarray, action)
+        assert space.contains(whole), action
+        assert space.contains(jax.tree.map(lambda x: np.asarray(x[index]), from_policy))
+        assert jax.tree.map(lambda x: x.dtype, whole) == jax.tree.map(lambda x: np.asarray(x).dtype, space.sample())
 
 
 def test_actions_are_shaped_clipped_and_cast():

@@ -202,8 +202,12 @@ def check_squashable(env: Any, instead: str) -> None:
     space = env.action_space
     if not isinstance(space, Box):
         check_discrete(env, instead, "SAC needs a Box or Discrete actions")
-    elif not (np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all():
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = np.isfinite(space.high - space.low)
+    if not (finite & (space.low < space.high)).all():
+        bounds = f"{np.ravel(space.low)} to {np.ravel(space.high)}"
         raise UsageError(
-            f"SAC squashes actions between bounds, and those of {env.name} are {np.ravel(space.low)} to "
-            f"{np.ravel(space.high)}: each must be finite, the lower below the upper; {instead} can train on it"
+            f"SAC squashes actions between bounds, and those of {env.name} are {bounds}: each must be finite, as must "
+            f"their difference, the lower below the upper; {instead} can train on it"
         )

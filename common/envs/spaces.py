@@ -290,12 +290,6 @@ def is_image(space: Space) -> bool:
     return isinstance(space, Box) and len(space.shape) == 3
 
 
-def is_number(x: Any) -> bool:
-    """Whether it is a plain number, or one of NumPy's or JAX's."""
-    kind = getattr(getattr(x, "dtype", None), "kind", "O")  # PyTorch's types have none
-    return isinstance(x, bool | int | float) or (kind in "biuf" and x.shape == ())
-
-
 class EnvSpec(NamedTuple):
     """What a policy has to know of its environment."""
 

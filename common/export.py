@@ -49,7 +49,7 @@ def inputs_of(policy: Policy, batch: Any = "batch") -> dict[str, Any]:
     def batches(tree):
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch, *x.shape), x.dtype), tree)
 
-    inputs = {"obs": batches(policy.env.obs_like)}
+    inputs = {"obs": batches(policy.env.given_like)}
     if policy.has_memory:
         one = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], policy.initial_memory(1)))
         inputs |= {"memory": batches(by_name(one)), "first": jax.ShapeDtypeStruct((batch,), bool)}
@@ -63,6 +63,7 @@ def function_of(policy: Policy) -> Callable:
     act, like = policy.player().act, jax.eval_shape(lambda: policy.initial_memory(1))
 
     def function(obs, memory=None, first=None, reward=None):
+        obs = policy.env.with_channels_last(obs)
         seen = at_start(obs)
         seen = Seen(obs, seen.first if first is None else first, seen.reward if reward is None else reward)
         memory = jax.tree.unflatten(jax.tree.structure(like), [memory[name] for name in by_name(like)])
@@ -146,6 +147,8 @@ def export(args: Args) -> None:
     out = Path(args.out)
     sidecar = export_policy(policy, out)
     console.say(f"policy   {policy.env.name}, step {policy.step:,}, {policy.who}")
+    shapes = (f"{name} {x.dtype}{list(x.shape)}" for name, x in by_name(inputs_of(policy)).items())
+    console.say(f"takes    {', '.join(shapes)}".replace("'batch'", "batch"))
     console.say(f"saved    {out} ({out.stat().st_size:,} bytes), described in {sidecar}")
 
 

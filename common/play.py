@@ -50,7 +50,7 @@ from common.envs.environment import Env
 from common.envs.host import evaluation_params
 from common.envs.masks import NO_LEGAL_ACTION, without_privileged
 from common.envs.registry import make, make_host
-from common.envs.spaces import EnvSpec
+from common.envs.spaces import EnvSpec, leaves
 from common.policy import Policy, load_named
 
 HOST_ENVS = 16  # at most, stepped together
@@ -68,7 +68,9 @@ def play(args: Args) -> Episodes:
     how = "sampled actions" if args.stochastic else "greedy"
     console.say(f"policy   {policy.run_dir}, step {policy.step:,}, {policy.who}, {how}")
     name, env_params = _environment(args, policy)
-    console.say(f"env      {name}\nplaying ...")
+    parts = leaves(policy.env.observation_space, policy.env.given_like)
+    shapes = (f"{part} {x.dtype}{list(x.shape)}".strip() for part, _, x in parts)
+    console.say(f"env      {name}, observations {', '.join(shapes)}, actions {policy.env.action_space}\nplaying ...")
     play_there = _play_on_host if steps_on_host(name) else _play_on_device
     env, episodes, episode = play_there(args, policy, name, env_params, console)
     show(episodes, console, getattr(env, "is_game", False))

@@ -8,6 +8,7 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.envs.host import HostOptions, HostStep
 from common.envs.suite_tools import check_time_limit, import_package, refuse_params
+from suites.tools.checked import of_each
 from suites.tools.conversion import Conversion
 from suites.tools.shared import FRAMES
 
@@ -42,7 +43,7 @@ class SuiteEnv:
     def step(self, action: np.ndarray) -> HostStep:
         obs, reward, terminated, truncated, info = self._inner.step(self._conversion.actions(action))
         obs, over = self._conversion.observations(obs), terminated | truncated
-        outcome = reward.astype(np.float32), terminated, truncated
+        outcome = of_each(reward, self.num_envs, "rewards").astype(np.float32), terminated, truncated
         if self.resets_in_step:
             return HostStep(self._with_first(obs, over), *outcome, np.ones_like(over), obs, info)
         valid, self._over = ~self._over, over

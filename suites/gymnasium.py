@@ -15,6 +15,7 @@ from common.envs.host import HostOptions, HostStep
 from common.envs.masks import MASK
 from common.envs.suite_tools import import_package
 from suites.tools import processes
+from suites.tools.checked import of_each, true_of_each
 from suites.tools.conversion import Conversion
 from suites.tools.shared import FRAMES, draw_without_display
 
@@ -55,7 +56,9 @@ class SuiteEnv:
         *outputs, infos = self._inner.step(self._conversion.actions(action))
         if self._reuses_arrays:
             outputs = _copied(outputs)
-        obs, reward, terminated, truncated = outputs
+        obs, reward, *ends = outputs
+        terminated = true_of_each(ends[0], self.num_envs, "terminated")
+        truncated = true_of_each(ends[1], self.num_envs, "truncated")
         over = terminated | truncated
         valid, final_obs = np.ones(self.num_envs, bool), None
         if self.resets_in_step:
@@ -63,7 +66,8 @@ class SuiteEnv:
         else:
             valid, self._over = ~self._over, over
         obs = self._conversion.observations(obs)
-        return HostStep(obs, reward.astype(np.float32), terminated, truncated, valid, final_obs, infos)
+        reward = of_each(reward, self.num_envs, "rewards").astype(np.float32)
+        return HostStep(obs, reward, terminated, truncated, valid, final_obs, infos)
 
     def _with_final(self, obs: Any, over: np.ndarray, infos: dict[str, Any]) -> Any:
         """Observations [N, ...] with the last of the old episode where a new one has begun."""

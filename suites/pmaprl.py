@@ -22,8 +22,8 @@ class SuiteEnv(gymnax.SuiteEnv):
         whole = env_id.removeprefix(PARTIAL)
         self._seen = np.array(WITHOUT_VELOCITIES[whole])
         super().__init__(name, whole, env_params)
-        low, high, _ = convert(self.inner.observation_space(self.params), "observation space")
-        self.observation_space = Box(low[self._seen], high[self._seen], self._seen.shape)
+        whole_space = convert(self.inner.observation_space(self.params), "observation space")
+        self.observation_space = Box(whole_space.low[self._seen], whole_space.high[self._seen], self._seen.shape)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         obs, state = super().begin(key)

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import re
 import subprocess
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -223,12 +224,41 @@ class ChattyToy(Toy):
         return obs, *rest, info | ({"end": 10.0 * self.time} if self.time == self.limit else {})
 
 
+class OddToy(Toy):
+    """Gives what it is told to in place of its own outputs: the last `outputs` of a step, a reset without info."""
+
+    def __init__(self, outputs: int = 5, old_reset: bool = False, **given):
+        super().__init__()
+        self.outputs, self.old_reset, self.given = outputs, old_reset, given
+
+    def reset(self, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        return obs if self.old_reset else (obs, info)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        own = {"obs": obs, "reward": reward, "terminated": terminated, "truncated": truncated, "info": info}
+        return tuple((own | self.given).values())[-self.outputs :]
+
+
+class RaggedToy(Toy):
+    """Has arrays of any length, locks, and numbers of other types in its info."""
+
+    def step(self, action):
+        *outputs, _ = super().step(action)
+        odd = (1 + self.episode // 100) % 2  # of every other seed
+        path = np.arange(1 + self.time % 3 + odd)
+        number = 0.5 if odd else 1
+        info = {"path": path, "deep": {"path": path}, "lock": threading.Lock(), "number": number, "_number": 0}
+        return *outputs, info | {"final_obs": 7.0, "huge": 10**400, 3: 4}
+
+
 class TextToy(Toy):
     observation_space = spaces.Text(5)
 
 
 TOYS = Toy, DrawnToy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, TextToy, ChattyToy, SecretiveToy
-for toy in (*TOYS, TellingToy, TellingGoalToy):
+for toy in (*TOYS, OddToy, RaggedToy, TellingToy, TellingGoalToy):
     gymnasium.register(f"{toy.__name__}-v0", toy, disable_env_checker=True)
 
 

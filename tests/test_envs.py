@@ -2,7 +2,9 @@
 
 import sys
 from functools import partial
+from types import SimpleNamespace
 
+import gymnasium
 import gymnax
 import helpers
 import jax
@@ -18,6 +20,7 @@ from common.envs import spaces
 from common.envs.custom import wrap
 from common.envs.environment import LONGEST_HORIZON, Env
 from common.envs.registry import SUITES, check_known, list_envs, make, make_host
+from common.nets.distributions import encode_action
 
 OFFLINE_IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]
 KINDS = "CartPole-v1", "Pendulum-v1", "FrozenLake-misc", "Catch-bsuite", "SpaceInvaders-MinAtar"  # of spaces and suites
@@ -83,6 +86,63 @@ def test_encoding_of_observations():
     assert spaces.encode(jnp.full((5, 2, 2, 1), 255, jnp.uint8), image).tolist() == np.ones((5, 2, 2, 1)).tolist()
     matrix = spaces.Box(np.zeros((2, 3)), np.ones((2, 3)), (2, 3))
     assert spaces.encode(jnp.ones((4, 5, 2, 3), bool), matrix).shape == (4, 5, 6)
+
+
+def test_choices_of_any_shape_are_a_vector_to_networks_and_keep_their_shape_elsewhere():
+    space = spaces.convert(gymnasium.spaces.MultiDiscrete(np.array([[2], [3]])), "action space")
+    assert space.shape == (2, 1) and space.nvec == (2, 3)
+    assert spaces.sample(jax.random.key(0), space).shape == (2, 1)
+    assert spaces.encode(jnp.array([[[1], [2]]]), space).tolist() == [[0, 1, 0, 0, 1]]
+    assert encode_action(jnp.array([[1, 2]]), space).tolist() == [[0, 1, 0, 0, 1]]
+    assert spaces.clip(np.array([[1, 2], [0, 1]]), space, (2,), np).tolist() == [[[1], [2]], [[0], [1]]]
+    assert str(space) != str(spaces.MultiDiscrete((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype", "kept"),
+    [
+        (-0.1, 0.1, np.float64, (-0.09999999403953552, 0.09999999403953552)),
+        (-0.1, 0.1, np.float32, (np.float32(-0.1), np.float32(0.1))),
+        (0.5, 0.5, np.float64, (0.5, 0.5)),
+        (-1e300, 1e300, np.float64, (-np.inf, np.inf)),
+        (-0.1, 2.9, np.int64, (0, 2)),
+        (0.1, 0.1, np.float64, "between its bounds"),
+        (1e300, 2e300, np.float64, "between its bounds"),
+        (1.0, -1.0, np.float32, "between its bounds"),
+        (0.2, 0.8, np.int32, "between its bounds"),
+        (np.nan, 1.0, np.float32, "between its bounds"),
+        (0, 2**40, np.int64, "whole numbers"),
+    ],
+)
+def test_bounds_of_actions_are_the_outermost_numbers_of_32_bits_within_them(low, high, dtype, kept):
+    box = SimpleNamespace(low=low, high=high, shape=(2,), dtype=np.dtype(dtype))
+    if isinstance(kept, str):
+        with pytest.raises(ValueError, match=kept):
+            spaces.convert(box, "action space")
+        return
+    found = spaces.convert(box, "action space")
+    assert found.low.tolist() == [kept[0]] * 2 and found.high.tolist() == [kept[1]] * 2
+    assert found.low.dtype == found.high.dtype == np.float32
+
+
+@pytest.mark.parametrize("kind", ["action space", "observation space"])
+def test_choices_that_do_not_start_at_0_are_refused(kind):
+    for space in (gymnasium.spaces.Discrete(3, start=1), gymnasium.spaces.MultiDiscrete([2, 2], start=[0, -1])):
+        with pytest.raises(ValueError, match="start"):
+            spaces.convert({"part": space}, kind)
+
+
+def test_whole_actions_reach_an_environment_on_the_devices_as_such():
+    class Gears(Pusher):
+        actions = gymnax.environments.spaces.Box(-2, 3, (), jnp.int32)
+
+        def reward(self, state, action):
+            assert action.shape == () and action.dtype == jnp.int32
+            return action
+
+    env = wrap(Gears())
+    step = jax.vmap(lambda action: env.step(jax.random.key(0), env.reset(jax.random.key(1))[1], action).reward)
+    assert step(jnp.array([[-9.0], [-0.6], [0.4], [2.9], [9.0]])).tolist() == [-2, -1, 0, 3, 3]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -37,10 +38,13 @@ from common.actors.host_evaluation import HostEvaluation, run_host_episodes
 from common.actors.threads import GRACE, Activity, Collected, ParameterSlots, RolloutQueue, Slot, Worker
 from common.cli.env_flags import read_params
 from common.cli.errors import FailedEnvError, TrainingError, UsageError
-from common.device.agents import Player
+from common.device.agents import Player, Policy
 from common.device.evaluation import SEED
+from common.device.interface import OnPolicy
 from common.envs.host import evaluation_params
 from common.envs.registry import make_host
+from common.envs.spaces import Box, Discrete, EnvSpec, map_leaves
+from suites.tools.checked import _element, of_each, true_of_each
 from suites.tools.conversion import Conversion
 from suites.tools.processes import Processes
 
@@ -116,6 +120,52 @@ def test_a_reset_in_a_step_of_its_own_is_not_valid(name):
     assert (np.abs(outputs[5].obs) <= 0.05).all()  # where CartPole begins
     assert (np.abs(outputs[4].obs) > 0.05).any()  # the true next observation
     assert (np.abs(first) <= 0.05).all()
+
+
+OF_ACTIONS = {
+    "column": gymnasium.spaces.MultiDiscrete(np.array([[2], [3]])),
+    "switches": gymnasium.spaces.MultiBinary((2, 2)),
+    "bytes": gymnasium.spaces.MultiDiscrete([2, 3], dtype=np.int8),
+    "tenth": gymnasium.spaces.Box(-0.1, 0.1, (2,), np.float64),
+    "half": gymnasium.spaces.Box(-0.1, 0.1, (), np.float16),
+    "whole": gymnasium.spaces.Box(-7, 200, (3,), np.int64),
+    "pixels": gymnasium.spaces.Box(0, 255, (2, 2), np.uint8),
+    "fixed": gymnasium.spaces.Box(np.array([0.5, -1.0]), np.array([0.5, 1.0]), dtype=np.float64),
+    "parts": gymnasium.spaces.Dict(
+        {
+            "a": gymnasium.spaces.Tuple(
+                (gymnasium.spaces.Box(-0.3, 0.7, (2, 1), np.float64), gymnasium.spaces.Discrete(3))
+            )
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("space", OF_ACTIONS.values(), ids=OF_ACTIONS)
+def test_actions_are_elements_of_the_declared_space_at_the_environment_and_from_a_policy(space):
+    """Of whatever a network gives: far beyond all bounds, and every choice."""
+    conversion = Conversion("odd", gymnasium.spaces.Discrete(2), space)
+    ours = EnvSpec.from_json(json.loads(json.dumps(conversion.spec.to_json())))
+
+    def act(learner, obs, key):
+        def chosen(leaf):
+            if isinstance(leaf, Box):
+                return jnp.linspace(-999.0, 999.0, 4 * math.prod(leaf.shape)).reshape(4, -1)
+            picks = jnp.stack([jnp.array([0, n - 1, n - 1, 0]) for n in leaf.nvec], axis=-1)
+            return picks[:, 0] if isinstance(leaf, Discrete) else picks
+
+        return map_leaves(chosen, ours.action_space)
+
+    raw = act(None, None, None)
+    batched = gymnasium.vector.utils.batch_space(space, 4)
+    at_environment = list(gymnasium.vector.utils.iterate(batched, conversion.actions(jax.device_get(raw))))
+    from_policy = Policy(OnPolicy(init=None, explore=None, update=None, act=act), (), ours)(np.zeros(4, int))
+    assert len(at_environment) == 4
+    for index, action in enumerate(at_environment):
+        whole = jax.tree.map(np.asarray, action)
+        assert space.contains(whole), action
+        assert space.contains(jax.tree.map(lambda x: np.asarray(x[index]), from_policy))
+        assert jax.tree.map(lambda x: x.dtype, whole) == jax.tree.map(lambda x: np.asarray(x).dtype, space.sample())
 
 
 def test_actions_are_shaped_clipped_and_cast():
@@ -406,6 +456,78 @@ def test_a_worker_that_has_waited_for_long_is_not_stuck_in_what_comes_next(monke
 
 
 # -------------------------------------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "taken"),
+    [
+        ({"reward": [2.5]}, "reward", 2.5),
+        ({"reward": True}, "reward", 1.0),
+        ({"terminated": [1], "truncated": 0.0}, "terminated", True),
+        ({"truncated": [True]}, "truncated", True),
+        ({"obs": [3, 4]}, "obs", [3.0, 4.0]),
+    ],
+)
+def test_what_an_environment_gives_is_taken_as_numbers_where_it_is_such(given, field, taken):
+    _, outputs = steps(TOYS + "OddToy-v0", 1, vectorization="sync", env_params=json.dumps(given))
+    found = outputs[0].final_obs if field == "obs" else getattr(outputs[0], field)
+    assert found.tolist() == [taken] * 2
+    assert found.dtype == (bool if isinstance(taken, bool) else np.float32)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"reward": [1.0, 2.0]}, r"\(2,\)"),
+        ({"reward": None}, "None"),
+        ({"reward": "1.0"}, "'1.0'"),
+        ({"terminated": None}, "terminated.*None"),
+        ({"truncated": "False"}, "truncated.*'False'"),
+        ({"truncated": 0.5}, "truncated.*0.5"),
+        ({"obs": [1.0]}, r"\(1,\) instead of \(2,\)"),
+        ({"obs": [[1.0], [1.0, 2.0]]}, "array"),
+        ({"obs": None}, "None"),
+        ({"info": None}, "dictionary"),
+        ({"outputs": 4}, "4 instead of the 5"),
+        ({"old_reset": True}, "reset .*2 values"),
+        ({"raise_at": 1}, "host_toys.py, line"),
+    ],
+    ids=str,
+)
+def test_what_an_environment_gives_and_nobody_can_use_is_refused_before_the_run_begins(given, message):
+    toy = "Toy" if "raise_at" in given else "OddToy"
+    with pytest.raises(UsageError, match=message):
+        inspect_env(small_args(env=f"{TOYS}{toy}-v0", env_params=json.dumps(given)))
+
+
+def test_bytes_that_an_environment_gives_as_other_numbers_are_kept_or_refused():
+    space = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
+    kept = _element(space, np.array([3.0, 255.0]), "obs")
+    assert kept.dtype == np.uint8 and kept.tolist() == [3, 255]
+    for wrong in ([0.5, 1.0], [0, 256], [-1, 0], [np.nan, 0]):
+        with pytest.raises(FailedEnvError, match="uint8"):
+            _element(space, np.array(wrong), "obs")
+    for wrong in (3, -1):
+        with pytest.raises(FailedEnvError, match="space"):
+            _element(gymnasium.spaces.Discrete(3), wrong, "obs")
+
+
+def test_rewards_and_ends_of_a_vector_environment_are_one_of_each():
+    assert of_each(np.ones((2, 1)), 2, "rewards").shape == (2,)
+    assert true_of_each([0, 1], 2, "terminated").tolist() == [False, True]
+    for values, what in ((np.ones(3), of_each), (None, of_each), ([0.5, 1], true_of_each)):
+        with pytest.raises(FailedEnvError):
+            what(values, 2, "x")
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_of_infos_only_numbers_are_gathered(vectorization):
+    """Each with its own value, whatever type it has in the first environment."""
+    _, outputs = steps(TOYS + "RaggedToy-v0", 8, vectorization=vectorization)
+    assert sorted(outputs[0].numbers("number")) == [0.5, 1.0]
+    assert sorted(outputs[6].numbers("number")) == [0.5, 1.0], "at the end of an episode"
+    assert not len(outputs[0].numbers("huge")) and not len(outputs[0].numbers("path"))
+    assert outputs[6].final_obs[:, 1].tolist() == [7.0, 7.0]
 
 
 def test_an_environment_that_hangs_at_the_first_look_is_given_up(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import appo_pmap as appo
+import gymnasium
 import host_toys  # noqa: F401  (registers the toys)
 import jax
 import jax.numpy as jnp
@@ -17,12 +18,15 @@ from orbax.checkpoint import v1 as orbax
 from common.actors.host_evaluation import run_host_episodes
 from common.actors.threads import Worker
 from common.cli.errors import UsageError
-from common.device.agents import Player
+from common.device.agents import Player, Policy
 from common.device.evaluation import SEED, run_episodes
+from common.device.interface import OnPolicy
 from common.envs.registry import make_host
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, map_leaves
+from common.export import export_policy
 from common.policy import load_policy
 from common.runs.checkpoints import Checkpoints
+from suites.tools.conversion import Conversion
 
 
 @pytest.fixture
@@ -253,7 +257,42 @@ def test_code_from_elsewhere_is_run_when_it_is_named_and_imported_anew_when_it_c
     np.testing.assert_array_equal(actions[0], 1 - actions[1])
 
 
+def image_policy() -> Policy:
+    """A policy of an environment on the host that stacks frames in front, which chooses by its first corner."""
+    frames = gymnasium.spaces.Box(0, 255, (2, 12, 13), np.uint8)
+    space = gymnasium.spaces.Dict({"frames": frames, "numbers": gymnasium.spaces.Box(-1, 1, (2, 12, 13))})
+    env = Conversion("frames", space, gymnasium.spaces.Discrete(9)).spec
+    env = EnvSpec.from_json(json.loads(json.dumps(env.to_json())))
+
+    def act(learner, obs, key):
+        return obs["frames"][:, 1, 0, 1].astype(jnp.int32)
+
+    config = {"args": {"env": "frames", "env_params": ""}, "algorithm": "none"}
+    return Policy(OnPolicy(init=None, explore=None, update=None, act=act), (), env, step=0, config=config)
+
+
+def test_a_policy_takes_images_as_their_environment_gives_them(tmp_path):
+    """Or with channels last; the exported one takes the former."""
+    policy, rng = image_policy(), np.random.default_rng(0)
+    frames = rng.integers(0, 9, (4, 5, 2, 12, 13)).astype(np.uint8)
+    obs = {"frames": frames, "numbers": np.zeros(frames.shape, np.float32)}
+    last = jax.tree.map(lambda x: np.moveaxis(x, -3, -1), obs)
+    wanted = frames[:, :, 1, 1, 0].tolist()
+    assert policy(obs).tolist() == policy(last).tolist() == wanted
+    assert jax.jit(lambda obs: policy(obs))(obs).tolist() == wanted
+    assert policy(jax.tree.map(lambda x: x[0, 0], obs)) == wanted[0][0]
+    with pytest.raises(UsageError, match=re.escape("(2, 12, 13)")):
+        policy(obs | {"frames": np.zeros((12, 2, 13), np.uint8)})
+    export_policy(policy, tmp_path / "p.stablehlo")
+    exported = jax.export.deserialize(bytearray((tmp_path / "p.stablehlo").read_bytes()))
+    assert exported.call(jax.tree.map(lambda x: x[0], obs)).tolist() == wanted[0]
+    inputs = json.loads((tmp_path / "p.stablehlo.json").read_text())["inputs"]
+    assert inputs["obs/frames"]["shape"][1:] == [2, 12, 13]
+
+
 def test_spaces_survive_a_config_file():
+    odd = MultiDiscrete((2, 3), (2, 1), np.dtype("int8"))
+    assert EnvSpec.from_json(json.loads(json.dumps(EnvSpec("E", odd, np.dtype("int8"), odd).to_json())))[3] == odd
     for space in (MultiDiscrete((2, 3)), Box(np.float32([-1, -np.inf]), np.float32([np.inf, 3.4e38]), (2,))):
         text = json.dumps(EnvSpec("E", space, np.dtype("uint8"), Discrete(2)).to_json(), allow_nan=False)
         back = EnvSpec.from_json(json.loads(text))

@@ -1,8 +1,11 @@
 """One actor: environments on the host, stepped with a policy on a device, one rollout at a time."""
 
+import math
 import operator
+import traceback
 from collections.abc import Callable
 from concurrent.futures import wait
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -14,11 +17,12 @@ from common.cli.errors import FailedEnvError, TrainingError, UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device.agents import Seen
 from common.device.statistics import Tally, kind_of
+from common.envs import spaces
 from common.envs.host import HostEnvs, HostStep, begins, evaluation_params
-from common.envs.masks import check_legal
+from common.envs.masks import check_legal, legal_actions
 from common.envs.registry import make_host
-from common.envs.spaces import EnvSpec
-from common.envs.suite_tools import readable_errors
+from common.envs.spaces import Box, Discrete, EnvSpec
+from common.envs.suite_tools import readable_errors, reason
 from common.envs.variation import REDUCTIONS
 
 
@@ -156,19 +160,66 @@ def env_maker(args: HostEnvArgs, num_envs: int, env_params: str) -> Callable[[in
 
 
 def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
-    """What one environment is, made and closed in a thread, for at most --reset-timeout each."""
+    """What one environment is: made, stepped once and closed in a thread, for at most the timeouts of each."""
     worker, how = Worker(args.env), "vector" if args.vectorization == "vector" else "sync"
 
-    def make_and_close() -> HostEnvKind:
+    def try_out() -> HostEnvKind:
         with worker.doing("make"):
             envs = make_host(args.env, 1, args.seed, env_params, vectorization=how, resets_in_step=args.resets_in_step)
+        worker.envs = envs
+        try:
+            _step_once(worker)
+        except BaseException:
+            worker.close()
+            raise
         with worker.doing("close"), readable_errors(f"environment {args.env} cannot be closed"):
             envs.close()
         return HostEnvKind(args.env, envs.spec, envs.resets_in_step)
 
-    worker.run(make_and_close)
+    worker.run(try_out)
     while not worker.result.done():
         if flag := worker.stuck(args):
             raise TrainingError(f"environment {args.env} does not return from {worker.activity.phase} ({flag})")
         wait([worker.result], timeout=POLL_INTERVAL)
     return worker.result.result()
+
+
+def _step_once(worker: Worker) -> None:
+    """Reset and step the one environment of a worker. Raises UsageError where what it gives cannot be used.
+
+    Actors would make it anew, in vain, again and again.
+    """
+    name = worker.envs.spec.name
+    with _errors_with_place(f"environment {name} cannot be reset"):
+        stepper = Stepper(worker)
+    with _errors_with_place(f"environment {name} cannot be stepped"):
+        stepper.step(_first_action(worker.envs.spec, stepper.seen.obs))
+
+
+@contextmanager
+def _errors_with_place(what: str):
+    """Turn exceptions into UsageErrors, as `readable_errors` does, that also say where in the code they arose."""
+    with readable_errors(what):
+        try:
+            yield
+        except (UsageError, FailedEnvError):
+            raise
+        except (Exception, SystemExit) as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            raise UsageError(f"{what}: {reason(error)} ({last.filename}, line {last.lineno})") from error
+
+
+def _first_action(spec: EnvSpec, obs: Any) -> Any:
+    """A legal action [1, ...] as networks give it: of each choice the first one, of a Box zeros, to be clipped."""
+
+    def chosen(leaf, mask):
+        if isinstance(leaf, Box):
+            return np.zeros((1, math.prod(leaf.shape)), np.float32)
+        legal = np.ones((1, sum(leaf.nvec)), bool) if mask is None else mask
+        parts = np.split(legal, np.cumsum(leaf.nvec)[:-1], axis=-1)
+        picks = np.stack([part.argmax(axis=-1) for part in parts], axis=-1)
+        return (picks[:, 0] if isinstance(leaf, Discrete) else picks).astype(np.int32)
+
+    space = spec.action_space
+    masks = spaces.masks_of_parts(legal_actions(obs, np), space)
+    return spaces.map_leaves(chosen, space, spaces.as_tree(masks, space))

@@ -147,18 +147,18 @@ class Policy:
 
     def _given(self, obs: Any) -> tuple[Any, tuple[int, ...]]:
         """Observations in the types that the networks expect, and their batch axes. Raises UsageError as above."""
-        space = self.env.observation_space
+        env, space = self.env, self.env.observation_space
         try:
-            named = list(spaces.leaves(space, self.env.obs_like, obs))
-        except (KeyError, IndexError, TypeError) as error:
-            raise UsageError(f"observations of {self.env.name} have the parts of {space}") from error
+            arrays = spaces.map_leaves(lambda _, x: x if isinstance(x, jax.Array) else np.asarray(x), space, obs)
+            named = list(spaces.leaves(space, env.obs_like, env.given_like, env.with_channels_last(arrays)))
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise UsageError(f"observations of {env.name} have the parts of {space}") from error
         typed, batches = [], set()
-        for name, _, like, x in named:
-            x = x if isinstance(x, jax.Array) else np.asarray(x)
-            what, axes = f"{name} of {self.env.name}".removeprefix(" of "), x.ndim - len(like.shape)
+        for name, _, like, given, x in named:
+            what, axes = f"{name} of {env.name}".removeprefix(" of "), x.ndim - len(like.shape)
             if axes < 0 or x.shape[axes:] != like.shape:
-                batch = f"({', '.join(map(str, ('...', *like.shape)))})"
-                raise UsageError(f"an observation of {what} has shape {like.shape}, a batch {batch}; got {x.shape}")
+                batch = f"({', '.join(map(str, ('...', *given.shape)))})"
+                raise UsageError(f"an observation of {what} has shape {given.shape}, a batch {batch}; got {x.shape}")
             both_integers = x.dtype.kind in "iu" and like.dtype.kind in "iu"
             if not both_integers and not np.can_cast(x.dtype, like.dtype, "same_kind"):
                 raise UsageError(f"observations of {what} are {like.dtype}, got {x.dtype}")
@@ -166,7 +166,7 @@ class Policy:
             typed.append(x.astype(like.dtype))
         if len(batches) > 1:
             raise UsageError(f"all parts of observations must be of one batch, got batches of {sorted(batches)}")
-        return jax.tree.unflatten(jax.tree.structure(self.env.obs_like), typed), batches.pop()
+        return jax.tree.unflatten(jax.tree.structure(env.obs_like), typed), batches.pop()
 
     def _of_steps(self, batch: tuple[int, ...], memory: Any, first: Any, reward: Any) -> tuple[Any, Any]:
         """Where episodes begin, and rewards, for a batch of this shape. Raises UsageError where one is missing."""

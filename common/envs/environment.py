@@ -47,6 +47,7 @@ from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.masks import PRIVILEGED, check_mask, has_privileged
 from common.envs.spaces import Box, Discrete, EnvSpec, is_image, leaves
+from common.envs.suite_tools import is_number
 
 DEFAULT_HORIZON = 1_000  # for environments that declare no `max_steps`
 LONGEST_HORIZON = 27_000  # an evaluation has to end, whatever an environment declares
@@ -144,7 +145,7 @@ class Env:
         reward = self._checked_array("reward", reached.reward, jnp.float32)
         ends = (self._checked_array(end, getattr(reached, end), bool) for end in ("terminated", "truncated"))
         info = reached.info if isinstance(reached.info, Mapping) else {}
-        logged = {name: name for name, x in info.items() if spaces.is_number(x)} if self.logged is None else self.logged
+        logged = {name: name for name, x in info.items() if is_number(x)} if self.logged is None else self.logged
         info = {metric: self._checked_array(entry, info[entry], jnp.float32) for metric, entry in logged.items()}
         return Step(self.checked_obs("obs", reached.obs), state, reward, *ends, info)
 
@@ -202,8 +203,12 @@ def check_squashable(env: Any, instead: str) -> None:
     space = env.action_space
     if not isinstance(space, Box):
         check_discrete(env, instead, "SAC needs a Box or Discrete actions")
-    elif not (np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all():
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = np.isfinite(space.high - space.low)
+    if not (finite & (space.low < space.high)).all():
+        bounds = f"{np.ravel(space.low)} to {np.ravel(space.high)}"
         raise UsageError(
-            f"SAC squashes actions between bounds, and those of {env.name} are {np.ravel(space.low)} to "
-            f"{np.ravel(space.high)}: each must be finite, the lower below the upper; {instead} can train on it"
+            f"SAC squashes actions between bounds, and those of {env.name} are {bounds}: each must be finite, as must "
+            f"their difference, the lower below the upper; {instead} can train on it"
         )

@@ -21,7 +21,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from common.cli.env_flags import read_params
-from common.envs.spaces import EnvSpec, is_number
+from common.envs.spaces import EnvSpec
+from common.envs.suite_tools import is_number
 
 
 class HostOptions(NamedTuple):
@@ -52,8 +53,11 @@ class HostStep(NamedTuple):
         """Those that are finite and that the info of a valid step has as this entry: at most N."""
         found = []
         for info, where in ((self.info, ~self.ended), (self.info.get("final_info", self.info), self.ended)):
+            values = info.get(entry, ()) if isinstance(info, Mapping) else ()
+            if np.shape(where) != np.shape(values)[:1]:  # nobody has told it, or it is not of each environment
+                continue
             there = self.valid & where & info.get(f"_{entry}", True)
-            found += [x for x, told in zip(info.get(entry, ()), there, strict=False) if told and is_number(x)]
+            found += [x for x, told in zip(values, there, strict=True) if told and is_number(x)]
         return np.array([x for x in found if np.isfinite(x)], float)
 
     @property

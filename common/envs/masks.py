@@ -29,8 +29,8 @@ def without_privileged(tree: Any) -> Any:
 
 def policy_spec(env: EnvSpec) -> EnvSpec:
     """The same with the part of observations that policies see."""
-    seen = without_privileged(env.observation_space), without_privileged(env.obs_dtype)
-    return EnvSpec(env.name, *seen, env.action_space)
+    space, dtype = without_privileged(env.observation_space), without_privileged(env.obs_dtype)
+    return env._replace(observation_space=space, obs_dtype=dtype)
 
 
 def completed(obs: Any, env: EnvSpec) -> Any:
@@ -122,7 +122,7 @@ def action_scale(space: Box) -> tuple[np.ndarray, np.ndarray]:
     low, high = np.ravel(space.low), np.ravel(space.high)
     with np.errstate(over="ignore", invalid="ignore"):
         bounded = np.isfinite(high - low) & (low < high)
-        scale, offset = (high - low) / 2, (high + low) / 2
+        scale, offset = (high - low) / 2, high / 2 + low / 2
     return np.where(bounded, scale, 1).astype(np.float32), np.where(bounded, offset, 0).astype(np.float32)
 
 

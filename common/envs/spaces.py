@@ -15,25 +15,32 @@ class Discrete(NamedTuple):
     """Integers 0 .. n-1, shape []."""
 
     n: int
+    dtype: Any = None  # NumPy's type of an action at the environment; None is int32
     shape = ()
 
     @property
     def nvec(self) -> tuple[int, ...]:
         return (self.n,)
 
+    def __repr__(self) -> str:
+        return f"Discrete(n={self.n})"
+
 
 class MultiDiscrete(NamedTuple):
-    """A vector of integers, component i in 0 .. nvec[i]-1."""
+    """An array of integers, its component i, in order, in 0 .. nvec[i]-1. Networks have them as a vector."""
 
     nvec: tuple[int, ...]
+    dims: tuple[int, ...] | None = None  # the shape at the environment; None is a vector
+    dtype: Any = None  # as that of `Discrete`
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self.nvec),)
+        return (len(self.nvec),) if self.dims is None else self.dims
 
     def __repr__(self) -> str:
         alike = len(set(self.nvec)) == 1 < len(self.nvec)
-        return f"MultiDiscrete([{self.nvec[0]}] * {len(self.nvec)})" if alike else f"MultiDiscrete({list(self.nvec)})"
+        numbers = f"[{self.nvec[0]}] * {len(self.nvec)}" if alike else f"{list(self.nvec)}"
+        return f"MultiDiscrete({numbers}{'' if self.dims is None else f', shape={list(self.dims)}'})"
 
 
 class Box(NamedTuple):
@@ -42,9 +49,11 @@ class Box(NamedTuple):
     low: np.ndarray
     high: np.ndarray
     shape: tuple[int, ...]
+    dtype: Any = None  # NumPy's type of an action at the environment; None is float32
 
     def __repr__(self) -> str:
-        return f"Box{list(self.shape)}"
+        kind = "" if self.dtype is None else f" of {self.dtype}"
+        return f"Box{list(self.shape)}{kind}"
 
 
 ILLEGAL = -1e9  # a logit whose probability is 0, and which is finite, as 0 times infinity is not
@@ -61,30 +70,88 @@ def box(shape: tuple[int, ...], low: float = -np.inf, high: float = np.inf) -> B
 def convert(space: Any, what: str) -> Space:
     """Our record of a gymnax or gymnasium space, recognised by its attributes; ours stay as they are.
 
-    A Tuple of nothing but Discrete actions is MultiDiscrete. Raises ValueError, naming `what` the space is for, where
-    it is none of Discrete, MultiDiscrete and Box, nor a Dict or Tuple of such.
+    A Tuple of nothing but Discrete actions is MultiDiscrete, as is MultiBinary. Raises ValueError, naming `what` the
+    space is for, where it is none of Discrete, MultiDiscrete, MultiBinary and Box, nor a Dict or Tuple of such, and
+    where nobody could act in it.
     """
+    acting = what.startswith("action")
     if isinstance(space, (Discrete, MultiDiscrete)):
         return space
-    if hasattr(space, "nvec"):
-        return MultiDiscrete(tuple(int(n) for n in np.ravel(space.nvec)))
-    if hasattr(space, "n") and not getattr(space, "shape", ()):
-        return Discrete(int(space.n))
-    if hasattr(space, "n") and what.startswith("observation"):  # gymnasium's MultiBinary
-        return box(space.shape, 0.0, 1.0)
+    if np.any(getattr(space, "start", 0)):
+        raise ValueError(f"{what} {space!r} does not start at 0, which is not supported")
+    if hasattr(space, "nvec") or hasattr(space, "n"):
+        return _choices(space, acting)
     if hasattr(space, "low"):
-        shape = tuple(space.shape)
-        with np.errstate(over="ignore"):  # the largest number of 64 bits, where others say infinity
-            low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (space.low, space.high))
-        return Box(low, high, shape)
+        return _bounds_of_actions(space, what) if acting else _box_seen(space)
     parts = getattr(space, "spaces", space)
     if isinstance(parts, Mapping) and parts:
         return {str(name): convert(parts[name], f"{what} {name}") for name in sorted(parts)}
     if isinstance(parts, (tuple, list)) and parts:
-        if what.startswith("action") and all(hasattr(part, "n") for part in parts):
-            return MultiDiscrete(tuple(int(part.n) for part in parts))
-        return tuple(convert(part, f"{what} {index}") for index, part in enumerate(parts))
-    raise ValueError(f"{what} {space!r} is not supported: it must be Discrete, MultiDiscrete, Box, or a Dict or Tuple")
+        converted = tuple(convert(part, f"{what} {index}") for index, part in enumerate(parts))
+        if acting and all(isinstance(part, Discrete) for part in converted):
+            return MultiDiscrete(tuple(part.n for part in converted))
+        return converted
+    raise ValueError(
+        f"{what} {space!r} is not supported: it must be Discrete, MultiDiscrete, MultiBinary, Box, or a Dict or Tuple"
+    )
+
+
+def _choices(space: Any, acting: bool) -> Leaf:
+    """A space of choices: Discrete, MultiDiscrete, or MultiBinary, which is a Box to who observes it."""
+    dtype = _unusual(space, np.int32) if acting else None
+    shape = tuple(getattr(space, "shape", None) or np.shape(getattr(space, "nvec", 0)))
+    if not shape:
+        return Discrete(int(space.nvec if hasattr(space, "nvec") else space.n), dtype)
+    if not (acting or hasattr(space, "nvec")):
+        return box(shape, 0.0, 1.0)
+    counts = space.nvec if hasattr(space, "nvec") else np.full(shape, 2)
+    nvec = tuple(int(n) for n in np.ravel(counts))
+    return MultiDiscrete(nvec, None if len(shape) == 1 else shape, dtype)
+
+
+def _box_seen(space: Any) -> Box:
+    """A Box of observations, whose bounds need not be exact."""
+    shape = tuple(space.shape)
+    with np.errstate(over="ignore"):  # the largest number of 64 bits, where others say infinity
+        low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (space.low, space.high))
+    return Box(low, high, shape)
+
+
+MOST_WHOLE = 2**24  # the largest number up to which 32-bit floats have all whole ones
+
+
+def _bounds_of_actions(space: Any, what: str) -> Box:
+    """A Box of actions, whose bounds are the outermost numbers of 32 bits that are within those of its own type.
+
+    Raises ValueError where there are none between them, or where floats of 32 bits do not have all whole numbers there.
+    """
+    shape, dtype = tuple(space.shape), _unusual(space, np.float32)
+    own = np.dtype(getattr(space, "dtype", None) or np.float32)
+    bounds = (np.broadcast_to(np.asarray(bound), shape).astype(np.float64) for bound in (space.low, space.high))
+    low, high = bounds
+    with np.errstate(over="ignore"):
+        if own.kind == "f":  # a bound is what it is in the space's own type
+            low = low.astype(own).astype(np.float64)
+            high = high.astype(own).astype(np.float64)
+        else:
+            low, high = np.ceil(low), np.floor(high)
+        least, most = low.astype(np.float32), high.astype(np.float32)
+    # The largest number of 64 bits, where others say infinity, stays infinite
+    least = np.where(np.isfinite(least) & (least < low), np.nextafter(least, np.float32(np.inf)), least)
+    most = np.where(np.isfinite(most) & (most > high), np.nextafter(most, np.float32(-np.inf)), most)
+    if own.kind != "f" and np.any(np.maximum(np.abs(low), np.abs(high)) > MOST_WHOLE):
+        told = f"whole numbers must be within -{MOST_WHOLE:,} .. {MOST_WHOLE:,}, as floats of 32 bits have them"
+        raise ValueError(f"{what} {space!r} is not supported: {told}")
+    if not np.all((least <= most) & (least < np.inf) & (most > -np.inf)):  # also where one is NaN
+        raise ValueError(f"{what} {space!r} is not supported: no number of 32 bits is between its bounds everywhere")
+    return Box(least, most, shape, dtype)
+
+
+def _unusual(space: Any, usual: Any) -> np.dtype | None:
+    """The type of a space's elements, in at most 32 bits as JAX has them; None where that is the `usual` one."""
+    own = np.dtype(getattr(space, "dtype", None) or usual)
+    own = {8: np.dtype(f"{own.kind}4")}.get(own.itemsize, own) if own.kind in "fiu" else own
+    return None if own == usual else own
 
 
 def as_seen(name: str, space: Space, obs: Any) -> tuple[Space, Any]:
@@ -144,7 +211,8 @@ def sample(key: jax.Array, space: Space, legal: jax.Array | None = None) -> Any:
 
 def _sample_leaf(leaf: Leaf, key: jax.Array, legal: jax.Array | None) -> jax.Array:
     if isinstance(leaf, Box):
-        bounded = np.isfinite(leaf.low) & np.isfinite(leaf.high)
+        with np.errstate(over="ignore", invalid="ignore"):
+            bounded = np.isfinite(leaf.high - leaf.low)  # else also where float32 has no such width
         low, high = np.where(bounded, leaf.low, 0), np.where(bounded, leaf.high, 1)
         uniform = jax.random.uniform(key, leaf.shape, minval=low, maxval=high)
         return jnp.where(bounded, uniform, jax.random.normal(key, leaf.shape))
@@ -172,10 +240,19 @@ def masks_of_parts(legal: jax.Array | None, space: Space) -> list[jax.Array | No
 
 
 def clip(action: Any, space: Space, batch: tuple[int, ...] = (), np: Any = jnp) -> Any:
-    """Actions [*batch, A] or [*batch, *shape] as environments take them, those of a Box clipped; `np` may be NumPy."""
+    """Actions [*batch, A] or [*batch, *shape] in shape and type of the environment, those of a Box clipped.
+
+    Those that are whole numbers there become the nearest ones, as a cast hardly ever gives the highest. `np` may be
+    NumPy.
+    """
 
     def clipped(leaf, x):
-        return np.clip(x.reshape(*batch, *leaf.shape), leaf.low, leaf.high) if isinstance(leaf, Box) else x
+        x = x.reshape(*batch, *leaf.shape)
+        if isinstance(leaf, Box):
+            x = np.clip(x, leaf.low, leaf.high)
+        if leaf.dtype is not None and leaf.dtype.kind != "f" and x.dtype.kind == "f":
+            x = np.rint(x)
+        return x if leaf.dtype is None else x.astype(leaf.dtype)
 
     return map_leaves(clipped, space, action)
 
@@ -186,7 +263,8 @@ def encode(observation: jax.Array, space: Leaf) -> jax.Array:
     Bytes become 0..1. Arrays that are not images [H, W, C] are flattened.
     """
     if not isinstance(space, Box):
-        components = observation[..., None] if isinstance(space, Discrete) else observation
+        batch = observation.shape[: observation.ndim - len(space.shape)]
+        components = observation.reshape(*batch, len(space.nvec))
         if len(set(space.nvec)) == 1:
             return jax.nn.one_hot(components, space.nvec[0]).reshape(*components.shape[:-1], sum(space.nvec))
         parts = [jax.nn.one_hot(components[..., i], n) for i, n in enumerate(space.nvec)]
@@ -212,12 +290,6 @@ def is_image(space: Space) -> bool:
     return isinstance(space, Box) and len(space.shape) == 3
 
 
-def is_number(x: Any) -> bool:
-    """Whether it is a plain number, or one of NumPy's or JAX's."""
-    kind = getattr(getattr(x, "dtype", None), "kind", "O")  # PyTorch's types have none
-    return isinstance(x, bool | int | float) or (kind in "biuf" and x.shape == ())
-
-
 class EnvSpec(NamedTuple):
     """What a policy has to know of its environment."""
 
@@ -225,6 +297,7 @@ class EnvSpec(NamedTuple):
     observation_space: Space
     obs_dtype: Any  # NumPy's type of an observation, a tree of types where it has parts
     action_space: Space
+    channels_first: tuple[str, ...] = ()  # names of parts that the environment gives as [C, H, W], not [H, W, C]
 
     @property
     def obs_like(self) -> Any:
@@ -232,6 +305,25 @@ class EnvSpec(NamedTuple):
         return map_leaves(
             lambda leaf, dtype: jax.ShapeDtypeStruct(leaf.shape, dtype), self.observation_space, self.obs_dtype
         )
+
+    @property
+    def given_like(self) -> Any:
+        """Shape and type of an observation as the environment gives it."""
+        found = []
+        for name, leaf, like in leaves(self.observation_space, self.obs_like):
+            channels_first = name in self.channels_first and is_image(leaf)
+            shape = (like.shape[2], *like.shape[:2]) if channels_first else like.shape
+            found.append(jax.ShapeDtypeStruct(shape, like.dtype))
+        return as_tree(found, self.observation_space)
+
+    def with_channels_last(self, obs: Any) -> Any:
+        """Observations [..., *shape], as the environment gives them or with channels last already, with those last."""
+        found = []
+        for name, _, given, like, x in leaves(self.observation_space, self.given_like, self.obs_like, obs):
+            moves = name in self.channels_first and x.shape[-3:] == given.shape != like.shape
+            numpy = jnp if isinstance(x, jax.Array) else np
+            found.append(numpy.moveaxis(x, -3, -1) if moves else x)
+        return as_tree(found, self.observation_space)
 
     def example_obs(self, *batch: int) -> Any:
         """A batch of observations, all zeros."""
@@ -243,6 +335,7 @@ class EnvSpec(NamedTuple):
             "observation_space": _to_json(self.observation_space),
             "obs_dtype": jax.tree.map(str, self.obs_dtype),
             "action_space": _to_json(self.action_space),
+            "channels_first": list(self.channels_first),
         }
 
     @classmethod
@@ -250,7 +343,7 @@ class EnvSpec(NamedTuple):
         """The inverse of `to_json`."""
         observation, action = (_from_json(stored[name]) for name in ("observation_space", "action_space"))
         dtype = map_leaves(lambda leaf, name: jnp.dtype(name), observation, stored["obs_dtype"])
-        return cls(str(stored["name"]), observation, dtype, action)
+        return cls(str(stored["name"]), observation, dtype, action, tuple(map(str, stored.get("channels_first", ()))))
 
 
 def _to_json(space: Space) -> dict[str, Any]:
@@ -259,6 +352,7 @@ def _to_json(space: Space) -> dict[str, Any]:
     if not isinstance(space, Leaf):
         return {"type": "Tuple", "parts": list(map(_to_json, space))}
     stored = {"type": type(space).__name__, "shape": list(space.shape)}
+    stored |= {} if space.dtype is None else {"dtype": str(space.dtype)}
     if isinstance(space, Discrete):
         return stored | {"n": space.n}
     if isinstance(space, MultiDiscrete):
@@ -274,11 +368,12 @@ def _from_json(stored: dict[str, Any]) -> Space:
         return {name: _from_json(part) for name, part in stored["parts"].items()}
     if stored["type"] == "Tuple":
         return tuple(map(_from_json, stored["parts"]))
+    shape, dtype = tuple(stored["shape"]), stored.get("dtype") and np.dtype(stored["dtype"])
     if stored["type"] == "Discrete":
-        return Discrete(stored["n"])
+        return Discrete(stored["n"], dtype)
     if stored["type"] == "MultiDiscrete":
-        return MultiDiscrete(tuple(stored["nvec"]))
-    shape = tuple(stored["shape"])
+        return MultiDiscrete(tuple(stored["nvec"]), None if len(shape) == 1 else shape, dtype)
     low, high = (np.array(stored[name], np.float32) for name in ("low", "high"))  # None becomes NaN
     low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
-    return Box(*(np.broadcast_to(x.reshape(shape if x.ndim else ()), shape) for x in (low, high)), shape)
+    low, high = (np.broadcast_to(x.reshape(shape if x.ndim else ()), shape) for x in (low, high))
+    return Box(low, high, shape, dtype)

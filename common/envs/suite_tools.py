@@ -46,6 +46,12 @@ def _is_like(value: Any, known: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value) and type(known)(value) == value
 
 
+def is_number(x: Any) -> bool:
+    """Tell a plain number, or one of NumPy's or JAX's, from everything else."""
+    kind = getattr(getattr(x, "dtype", None), "kind", "O")  # PyTorch's types have none
+    return isinstance(x, bool | int | float) or (kind in "biuf" and x.shape == ())
+
+
 def settable(values: Callable | Mapping[str, Any]) -> dict[str, Any]:
     """Of `values`, or of a constructor's arguments with defaults, those that --env-params can change."""
     if callable(values):

@@ -17,7 +17,7 @@ from flax import struct
 from common.device.rollout import categorical_noise
 from common.envs import spaces
 from common.envs.masks import MASK, action_scale, legal_actions, to_units, with_a_choice
-from common.envs.spaces import ILLEGAL, Box, Discrete, Space, encode, leaves, masks_of_parts
+from common.envs.spaces import ILLEGAL, Box, Discrete, MultiDiscrete, Space, encode, leaves, masks_of_parts
 
 LOG_2PI = math.log(2 * math.pi)
 
@@ -240,7 +240,9 @@ def encode_action(action: Any, space: Space) -> jax.Array:
     """Sampled actions as network input [..., A]: one-hot, and those of a Box in units of its bounds."""
 
     def encoded(leaf, x):
-        return to_units(x, *action_scale(leaf)) if isinstance(leaf, Box) else encode(x, leaf)
+        if isinstance(leaf, Box):
+            return to_units(x, *action_scale(leaf))
+        return encode(x, leaf if isinstance(leaf, Discrete) else MultiDiscrete(leaf.nvec))  # they are flat here
 
     return jnp.concatenate([encoded(leaf, x) for _, leaf, x in leaves(space, action)], axis=-1)
 

@@ -27,31 +27,29 @@ class Conversion:
         dtype_of = partial(_dtype, name)
         self._action_dtype = spaces.map_leaves(dtype_of, actions, action_space)
         dtype = jax.tree.map(lambda x: NARROW.get(x, x), spaces.map_leaves(dtype_of, self.theirs, observation_space))
-        self.spec = EnvSpec(name, spaces.map_leaves(_channels_last, self.theirs), dtype, actions)
+        self.spec = EnvSpec(
+            name=name,
+            observation_space=spaces.map_leaves(_channels_last, self.theirs),
+            obs_dtype=dtype,
+            action_space=actions,
+            channels_first=tuple(part for part, leaf in spaces.leaves(self.theirs) if _stacked(leaf)),
+        )
 
     def observations(self, obs: Any) -> Any:
         """Observations [N, ...] of the environments as the policy takes them."""
         return spaces.map_leaves(lambda leaf, x: np.moveaxis(x, 1, -1) if _stacked(leaf) else x, self.theirs, obs)
 
     def actions(self, action: Any) -> Any:
-        """Actions [N, ...] of the policy as the environments take them: those of a Box in shape and in bounds."""
+        """Actions [N, ...] of the policy as the environments take them: in shape, type and bounds."""
         action = spaces.clip(action, self.spec.action_space, spaces.batch_shape(action), np)
-        return jax.tree.map(_in_type, action, self._action_dtype)
+        return jax.tree.map(lambda x, dtype: x.astype(dtype), action, self._action_dtype)
 
 
 def _dtype(name: str, leaf: spaces.Leaf, theirs: Any) -> np.dtype:
     """The type of a part on their side. Raises UsageError where it is not supported."""
     if hasattr(theirs, "spaces"):
         raise UsageError(f"environment {name}: actions of several choices must be MultiDiscrete, not a Tuple")
-    if np.any(getattr(theirs, "start", 0)):
-        raise UsageError(f"environment {name}: {theirs} does not start at 0, which is not supported")
     return np.dtype(theirs.dtype)
-
-
-def _in_type(action: np.ndarray, dtype: Any) -> np.ndarray:
-    """Actions as numbers of that type: for integers the nearest ones, as a cast hardly ever gives the highest."""
-    whole = action.dtype.kind == "f" and dtype.kind in "iu"
-    return (np.rint(action) if whole else action).astype(dtype)
 
 
 def _stacked(leaf: spaces.Leaf) -> bool:

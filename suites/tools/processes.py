@@ -25,6 +25,7 @@ from gymnasium.wrappers import TransformObservation
 
 from common.cli.errors import FailedEnvError
 from common.envs.suite_tools import reason
+from suites.tools.checked import CheckedEnv, outputs_of
 from suites.tools.shared import PARTIAL, WITHOUT_VELOCITIES
 
 CLOSING = 1.0  # seconds that processes get to end by themselves
@@ -168,12 +169,16 @@ def _plain_errors():
 
 
 def make(mask: str, env_id: str, **arguments: Any) -> gymnasium.Env:
-    """gymnasium's environment; where its info has a `mask` of legal actions, that is a part of what it observes."""
-    env = gymnasium.make(env_id, **arguments)
+    """gymnasium's environment, checked; where its info has a `mask` of legal actions, it observes that too."""
+    return CheckedEnv(_with_mask(mask, gymnasium.make(env_id, **arguments)))
+
+
+def _with_mask(mask: str, env: gymnasium.Env) -> gymnasium.Env:
+    """The environment, which observes the mask that its info has, if any."""
     parts = env.observation_space.spaces if isinstance(env.observation_space, Dict) else {}
     if mask in parts or isinstance(env.action_space, Box):
         return env
-    legal = env.reset()[1].get(mask)  # nothing else tells
+    legal = outputs_of(env, "reset", env.reset())[1].get(mask)  # nothing else tells
     return env if legal is None else MaskObserved(env, mask, legal)
 
 
@@ -188,11 +193,11 @@ class MaskObserved(gymnasium.Wrapper):
         self.observation_space = Dict({mask: self._space, **parts})
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
-        obs, info = self.env.reset(seed=seed, options=options)
+        obs, info = outputs_of(self.env, "reset", self.env.reset(seed=seed, options=options))
         return self._observed(obs, info, over=False), info
 
     def step(self, action: Any) -> tuple[Any, ...]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
+        obs, reward, terminated, truncated, info = outputs_of(self.env, "step", self.env.step(action))
         return self._observed(obs, info, terminated or truncated), reward, terminated, truncated, info
 
     def _observed(self, obs: Any, info: dict, over: bool) -> dict:

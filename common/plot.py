@@ -11,7 +11,7 @@ import numpy as np
 import tyro
 
 from common.cli.command import main, parse
-from common.cli.errors import UsageError
+from common.cli.errors import UsageError, printable
 from common.cli.files import check_target, replacing
 from common.drawing import groups
 from common.drawing.figures import AXES, Line, Panel, draw
@@ -83,7 +83,7 @@ def plot(args: Args) -> None:
             figure.savefig(temporary)
         except (RuntimeError, ValueError) as error:  # such as .pgf without LaTeX
             raise UsageError(f"--out {path}: {str(error).splitlines()[0]}; .png always works") from error
-    print(f"saved    {path}")
+    print(f"saved    {printable(path)}")
 
 
 if __name__ == "__main__":

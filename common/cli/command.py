@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import tyro
 
 from common.cli.checks import WORDS, check_flags, flag_of, kinds_of, metavar_of
-from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail
+from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail, printable
 from common.cli.files import defaults_of, is_run, read_config
 from common.cli.run_flags import PARAMS, ArgsFactory, differences
 
@@ -87,7 +87,7 @@ def exit_code(train: Callable[[Any], Any], args: Any) -> int:
     """Train and return the exit code: 0 finished or stopped, 1 failed, 2 bad usage, 128 + N signal N."""
     try:
         if _has_nothing_to_do(args):
-            print(f"{args.resume} has finished; a larger --total-timesteps trains longer")
+            print(f"{printable(args.resume)} has finished; a larger --total-timesteps trains longer")
         else:
             train(args)
     except ProcessEnded as end:  # what waits for the others, in threads or at Python's exit, is left behind
@@ -275,5 +275,5 @@ def _with_default(text: str, default: Any) -> str:
     """The text of a flag with its default; as it is where that is nothing, or off."""
     if default is False or default in (None, "", ()):
         return text
-    shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
+    shown = printable(" ".join(map(str, default)) if isinstance(default, tuple) else default)
     return re.sub(r" \(default[^)]*\)", "", text) + f" (default: {'on' if default is True else shown})"

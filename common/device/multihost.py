@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from common.cli.errors import ProcessEnded, TrainingError, UsageError
+from common.cli.errors import ProcessEnded, TrainingError, UsageError, printable
 from common.cli.run_flags import RunArgs
 
 T = TypeVar("T")
@@ -140,7 +140,7 @@ def _meet(args: RunArgs) -> None:
     """Start JAX's runtime for several processes."""
     if args.coordinator and not args.quiet:
         where = f"{args.processes} processes at {args.coordinator}, for {START} s at most"
-        print(f"process {args.process_id} is meeting {where} ...", file=sys.stderr, flush=True)
+        print(f"process {args.process_id} is meeting {printable(where)} ...", file=sys.stderr, flush=True)
     if args.process_id == 0:
         _check_port(args.coordinator)
     # Between CPUs nothing but this keeps the collectives of two programs in one order, the same in all processes.

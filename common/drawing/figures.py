@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from common.cli.errors import printable
 from common.cli.files import replacing
 from common.drawing.groups import EVALUATION, RECENT, TRAINING, Interval, align, final_returns
 from common.runs.metrics import Log, Series, read_log
@@ -148,7 +149,7 @@ def draw(panels: list[Panel], x: str, ylabel: str, title: str = "") -> Any:
     for index, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
         _draw_panel(axes, panel, panel.x or x)
         if panel.ylabel or index % across == 0:
-            axes.set_ylabel(panel.ylabel or ylabel, fontsize=10 if len(panels) == 1 else 9)
+            axes.set_ylabel(plain_text(panel.ylabel or ylabel), fontsize=10 if len(panels) == 1 else 9)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     if title:
@@ -160,12 +161,17 @@ def draw(panels: list[Panel], x: str, ylabel: str, title: str = "") -> Any:
     return figure
 
 
+def plain_text(text: str) -> str:
+    """A text as matplotlib draws it letter by letter: formulas between dollars may not be any."""
+    return printable(text).replace("$", r"\$")
+
+
 def _draw_panel(axes: Any, panel: Panel, x: str) -> None:
     from matplotlib.ticker import EngFormatter
 
     for line in panel.lines:
         _draw_line(axes, line)
-    axes.set_xlabel(AXES.get(x, x))
+    axes.set_xlabel(plain_text(AXES.get(x, x)))
     if x == "env_steps":
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.ticklabel_format(axis="y", useOffset=False)
@@ -177,7 +183,7 @@ def _draw_panel(axes: Any, panel: Panel, x: str) -> None:
     columns = max(1, min(len(panel.lines), int(room / (longest + 8))))
     above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}  # the axes: it never hides a curve
     look = {"ncols": columns, "alignment": "left", "frameon": False, "fontsize": 9}
-    title = {"title": panel.title, "title_fontproperties": {"weight": "bold"}}
+    title = {"title": plain_text(panel.title), "title_fontproperties": {"weight": "bold"}}
     # The labels are given, because matplotlib warns where it finds none itself
     axes.legend(*axes.get_legend_handles_labels(), **above, **look, **title)
 
@@ -193,4 +199,4 @@ def _draw_line(axes: Any, line: Line) -> None:
     elif line.band:
         errors = [line.y - line.band.low, line.band.high - line.y]
         axes.errorbar(line.x, line.y, errors, color=how["color"], capsize=4, linewidth=1.2)
-    axes.plot(line.x, line.y, label=line.label, linewidth=1.8, **how)
+    axes.plot(line.x, line.y, label=plain_text(line.label), linewidth=1.8, **how)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.cli.env_flags import as_flags, is_custom
-from common.cli.errors import UsageError
+from common.cli.errors import UsageError, printable
 from common.cli.files import defaults_of
 from common.cli.run_flags import ONE_TIME, as_command_line
 from common.cli.stored import read_json
@@ -60,7 +60,7 @@ def header(run: Any, env: str, notes: dict[str, str], changes: list[str]) -> str
         lines.append(f"steps    {args.total_timesteps:,} rounded up to {run.total:,}, whole updates")
     if run.dir:
         lines.append(f"run      {run.dir}")
-    return "\n".join([*lines, *(f"changed  {change}" for change in changes)])
+    return "\n".join(map(printable, [*lines, *(f"changed  {change}" for change in changes)]))
 
 
 def _flags(args: Any) -> list[str]:
@@ -202,7 +202,7 @@ def has_ended_at(run_dir: Path, step: int) -> bool:
 SHOWN = "return_mean", "return_std", "return_min", "return_max"  # of an evaluation, in the footer
 
 
-def stored_evaluation(run_dir: Path, step: int, count: int) -> Score:
+def stored_evaluation(run_dir: Path, step: int, count: int = 1) -> Score:
     """The last evaluation in `result.json` of so many agents, if there is one and the run was at `step` then.
 
     Raises UsageError where it is none of such a run.

@@ -17,7 +17,7 @@ import tyro
 
 from common.cli.checks import Finite
 from common.cli.command import main, parse
-from common.cli.errors import UsageError
+from common.cli.errors import UsageError, printable
 from common.cli.files import check_target, replacing
 from common.drawing import groups
 from common.drawing.groups import Group, LoggedRun, Selection
@@ -278,7 +278,7 @@ def run_command(args: Args) -> None:
     if args.csv:
         with replacing(Path(args.csv)) as temporary:
             table.to_csv(temporary, index=False)
-        print(f"saved    {args.csv}")
+        print(f"saved    {printable(args.csv)}")
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def describe(policy: Policy, out: Path, content: bytes) -> dict[str, Any]:
         "inputs": {name: {"shape": list(x.shape), "dtype": str(x.dtype)} for name, x in named.items()},
         "env_spec": policy.env.to_json(),
         "env": config["args"]["env"],
-        "env_params": config["args"]["env_params"],
+        "env_params": config["args"].get("env_params", ""),
         "algorithm": config["algorithm"],
         "run": str(policy.run_dir),
         "step": policy.step,

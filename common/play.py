@@ -43,6 +43,7 @@ import numpy as np
 from common.actors.host_evaluation import run_host_episodes
 from common.actors.threads import Worker
 from common.cli.env_flags import is_custom, steps_on_host
+from common.cli.run_flags import check_params_of_run
 from common.device.evaluation import Episodes, play_episodes, were_stuck
 from common.device.programs import set_up_cache
 from common.drawing.episodes import RecordedEnvs, Recording, draw_gif, record
@@ -88,7 +89,9 @@ def _environment(args: Args, policy: Policy) -> tuple[str, str]:
         raise UsageError(f"{policy.run_dir} was trained on your own environment: name it again, --env {name}")
     if name != trained["env"] or args.env_params:
         return name, args.env_params
-    return name, evaluation_params(trained) if steps_on_host(name) else trained["env_params"]
+    check_params_of_run(policy.run_dir, trained, flag="--env-params")
+    params = trained.get("env_params", "")
+    return name, evaluation_params(trained) if steps_on_host(name) else params
 
 
 def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:

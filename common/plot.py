@@ -13,7 +13,7 @@ import tyro
 
 from common.cli.checks import Finite
 from common.cli.command import main, parse
-from common.cli.errors import UsageError
+from common.cli.errors import UsageError, printable
 from common.cli.files import check_target, replacing
 from common.drawing import groups
 from common.drawing.figures import AXES, COLORS, DASHES, Grid, Limits, Line, Panel, draw, draw_grids, shade
@@ -236,7 +236,7 @@ def plot(args: Args) -> None:
             figure.savefig(temporary)
         except (RuntimeError, ValueError) as error:  # such as .pgf without LaTeX
             raise UsageError(f"--out {path}: {str(error).splitlines()[0]}; .png always works") from error
-    print(f"saved    {path}")
+    print(f"saved    {printable(path)}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from common.cli.command import PolicyArgs
-from common.cli.errors import UsageError
+from common.cli.errors import UsageError, printable
 from common.cli.files import is_run, read_config
 from common.cli.run_flags import ONE_TIME
 from common.device.agents import Policy
@@ -78,7 +78,7 @@ def load_policy(
     config = read_config(run_dir)
     try:
         env = EnvSpec.from_json(config["env_spec"])
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+    except Exception as error:
         raise UsageError(f"{run_dir} does not say what its observations and actions are: {error!r}") from error
     module = _module(config, run_dir, algorithm)
     try:
@@ -94,7 +94,7 @@ def load_policy(
     except Mismatch as error:
         raise UsageError(f"{run_dir} does not fit its algorithm's file: {error}") from error
     for one in damaged:
-        warnings.warn(str(one), stacklevel=2)
+        warnings.warn(printable(one), stacklevel=2)
     index = _best_member(checkpoints, found) if index is None else index
     learner = jax.tree.map(lambda x: x[index], unflatten(arrays, like)["learner"])
     returns, seed = checkpoints.evaluations().get(found, []), args.members.seed[index]
@@ -132,7 +132,8 @@ def _module(config: dict[str, Any], run_dir: Path, algorithm: ModuleType | str |
     digest = sha256(path.read_bytes()).hexdigest()
     module = algorithm if given else import_file(path, digest)
     if digest != config.get("script_sha256"):
-        warnings.warn(f"{path.name} has changed since {run_dir} was made with it", stacklevel=3)
+        text = f"{path.name} has changed since {run_dir} was made with it"
+        warnings.warn(printable(text), stacklevel=3)
     return module
 
 

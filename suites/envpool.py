@@ -24,7 +24,7 @@ class SuiteEnv:
 
     def __init__(self, name: str, env_id: str, options: HostOptions):
         params, envpool = options.env_params, import_package("envpool")
-        refuse_params(params, ("env_type", "batch_size", "gym_reset_return_info"))
+        refuse_params(params, ("env_type", "batch_size", "gym_reset_return_info", "base_path"))
         threads = params.get("num_threads", 0)
         if not isinstance(threads, int) or not 0 <= threads <= MOST_THREADS:  # envpool would end the process
             raise UsageError(f"{name} parameter 'num_threads' must be 0 (all cores) to {MOST_THREADS}, got {threads!r}")

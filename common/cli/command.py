@@ -28,9 +28,9 @@ from typing import Annotated, Any, Literal, NoReturn
 import tyro
 
 from common.cli.checks import WORDS, check_flags, flag_of, kinds_of, metavar_of
-from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail
+from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail, printable
 from common.cli.files import defaults_of, is_run, read_config
-from common.cli.run_flags import ArgsFactory, differences
+from common.cli.run_flags import PARAMS, ArgsFactory, differences
 
 
 @dataclass
@@ -87,7 +87,7 @@ def exit_code(train: Callable[[Any], Any], args: Any) -> int:
     """Train and return the exit code: 0 finished or stopped, 1 failed, 2 bad usage, 128 + N signal N."""
     try:
         if _has_nothing_to_do(args):
-            print(f"{args.resume} has finished; a larger --total-timesteps trains longer")
+            print(f"{printable(args.resume)} has finished; a larger --total-timesteps trains longer")
         else:
             train(args)
         if sys.stdout:
@@ -208,7 +208,7 @@ def _with_defaults(args_class: type, argv: list[str]) -> tuple[type, Any]:
     flags of the run that these continue, else those that were tuned for the environment; None without any.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag in ("--env", "--recipe", "--resume", "--run-dir"):
+    for flag in ("--env", "--recipe", "--resume", "--run-dir", *map(flag_of, PARAMS)):
         parser.add_argument(flag, nargs="?")
     for flag in ("--tuned", "--resume-or-start"):
         parser.add_argument(flag, action=argparse.BooleanOptionalAction)
@@ -222,7 +222,8 @@ def _with_defaults(args_class: type, argv: list[str]) -> tuple[type, Any]:
         algorithms = [script.stem for script in args_class.scripts()]
         if config["algorithm"] not in algorithms:  # whose flags may well have the same names
             raise UsageError(f"{resumed} was made by {config['algorithm']}, not by {algorithms[0]}")
-        flags = args_class.stored_flags(resumed, **{"env": env} if given.env else {})
+        named = {name: x for name in PARAMS if (x := getattr(given, name)) is not None}
+        flags = args_class.stored_flags(resumed, **named | ({"env": env} if given.env else {}))
     else:
         env = env or getattr(args_class, "env", "")
         entry = None if given.tuned is False else args_class.tuned_entry(env)
@@ -279,5 +280,5 @@ def _with_default(text: str, default: Any) -> str:
     """The text of a flag with its default; as it is where that is nothing, or off."""
     if default is False or default in (None, "", ()):
         return text
-    shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
+    shown = printable(" ".join(map(str, default)) if isinstance(default, tuple) else default)
     return re.sub(r" \(default[^)]*\)", "", text) + f" (default: {'on' if default is True else shown})"

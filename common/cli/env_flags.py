@@ -6,7 +6,9 @@ A bare id is gymnax's, `suite:id` another suite's, `package.module:factory` a us
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from random import Random
 from typing import Any, NamedTuple
 
@@ -95,6 +97,50 @@ def read_params(env_params: str, flag: str = "--env-params") -> dict[str, Any]:
     if not isinstance(params, dict):
         raise UsageError(f"{flag} {shortened(repr(env_params))} must be a JSON object such as '{{\"name\": 1.0}}'")
     return params
+
+
+PLAIN = r"[\w][\w .,+=-]*|"  # a word of a setting; a path, a module or a URL has more
+DRAWN = r"(log|uniform|choice):[0-9.eE+:,-]*"
+NAMES_OF_CODE = "path|file|dir|url|uri|module|import|entry|spec|xml|rom|lib|plugin|wrapper|class|env_?id|whole"
+"""What is in the names of arguments whose texts suites may take for files, modules or addresses."""
+
+
+def named_by_text(env: str, env_params: str) -> str:
+    """The first parameter whose text could name a file, code or an address, of an environment's parameters as a run
+    has stored them; "" where there is none.
+
+    Args:
+      env: name of the environment. Of a user's own nobody knows what it does with a text.
+      env_params: JSON object, as behind --env-params; what is none has no such parameter, and is refused later.
+    """
+    with suppress(UsageError):
+        for name, value in read_params(env_params).items():
+            texts = list(_texts_in(value))
+            if not re.fullmatch(PLAIN, name) or not all(_is_setting(env, text) for text in texts):
+                return name
+            if texts and steps_on_host(env) and re.search(NAMES_OF_CODE, name, re.IGNORECASE):
+                return name
+    return ""
+
+
+def _is_setting(env: str, text: str) -> bool:
+    """Whether a text is nothing but a word of a setting, or a draw where environments know draws."""
+    if not steps_on_host(env) and re.fullmatch(DRAWN, text):
+        return True
+    return not is_custom(env) and re.fullmatch(PLAIN, text) is not None
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """All texts in a value of JSON, names too."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, dict):
+            waiting += [*part, *part.values()]
+        elif isinstance(part, list):
+            waiting += part
 
 
 def as_flags(member: Mapping[str, Any], env_params: str) -> dict[str, Any]:

@@ -2,13 +2,37 @@
 
 import sys
 
+LONGEST = 4_000  # characters of an error
+
+
+def printable(text: object) -> str:
+    """A text on one line, without what a terminal would obey: it may come from another's run directory.
+
+    Characters of control, and those that turn the direction of writing, become `\\x1b` and the like; line ends and
+    tabulators become spaces. All that is printed, drawn or raised and has something of a run in it goes through here.
+    """
+    text = str(text)
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character.isspace() else character.encode("unicode_escape").decode()
+
 
 class UsageError(ValueError):
     """The request cannot be carried out as asked; the message says what would work. Exit code 2."""
 
+    def __init__(self, message: object = ""):
+        super().__init__(printable(message)[:LONGEST])
+
 
 class TrainingError(RuntimeError):
     """The run had to stop; the message says why and what is saved. Exit code 1."""
+
+    def __init__(self, message: object = ""):
+        super().__init__(printable(message)[:LONGEST])
 
 
 class ProcessEnded(RuntimeError):
@@ -31,5 +55,5 @@ def shortened(text: str) -> str:
 
 def fail(message: str, code: int) -> int:
     """Print why the program ends, to stderr; returns `code`."""
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {printable(message)[:LONGEST]}", file=sys.stderr)
     return code

@@ -4,6 +4,7 @@ import dataclasses
 import fnmatch
 import json
 import os
+import re
 import tomllib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -11,14 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.cli.errors import UsageError
-
-
-def read_json(path: Path) -> Any:
-    """What is in a file of JSON; None where there is no such file, or a damaged one."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
+from common.cli.stored import read_json
 
 
 def check_target(path: Path, *endings: str) -> None:
@@ -65,6 +59,15 @@ def in_one_step(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
+TEMPORARY = r"\.(config|metrics|result|elo|curve|population|policy|wandb_id)\.[0-9]+(\.[a-z]+)?"
+"""Names of temporary files of a run, which a process that was killed has left."""
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file with this `name` was to become one of a run's."""
+    return re.fullmatch(TEMPORARY, name) is not None
+
+
 def write_json(path: Path, value: Any) -> None:
     """Replace `path` in one step."""
     with in_one_step(path) as temporary:
@@ -94,12 +97,47 @@ def defaults_of(args_class: type) -> dict[str, Any]:
 
 def read_config(run_dir: str | Path) -> dict[str, Any]:
     """`config.json` of a run. Raises UsageError where `run_dir` is not one."""
-    config = read_json(Path(run_dir) / NAME)
-    args = config.get("args") if isinstance(config, dict) else None
-    if not isinstance(args, dict) or not isinstance(args.get("env"), str) or "algorithm" not in config:
-        reason = "has no readable config.json" if os.path.exists(run_dir) else "does not exist"
+    there = os.path.exists(run_dir)
+    config = read_json(Path(run_dir), NAME) if there else None
+    if not isinstance(config, dict):
+        reason = "has no readable config.json" if there else "does not exist"
         raise UsageError(f"{run_dir} is not a run directory: it {reason}")
+    if wrong := _wrong_in(config):
+        raise UsageError(f"{run_dir} is not a run directory: its config.json has no {wrong}")
     return config
+
+
+TEXTS = "env", "env_params", "eval_env_params", "init_from", "recipe", "vectorization", "distributed"
+"""Flags that are texts, read from `config.json` before an algorithm's class of flags checks them all."""
+MOST_AGENTS = 10_000  # of a run; `Members` are at most as many
+
+
+def _wrong_in(config: dict[str, Any]) -> str:
+    """What is missing in a `config.json`, or is of another type than readers rely on; empty where nothing is."""
+    args = config.get("args")
+    if not isinstance(args, dict) or "env" not in args or not isinstance(config.get("algorithm"), str):
+        return "flags and algorithm"
+    texts = {name: args[name] for name in TEXTS if name in args}
+    numbers = {name: args[name] for name in ("seed", "num_seeds") if name in args}
+    if odd := [name for name, value in texts.items() if not isinstance(value, str)]:
+        return f"text for {odd[0]}"
+    if odd := [name for name, value in numbers.items() if type(value) is not int or abs(value) > 2**63]:
+        return f"whole number for {odd[0]}"
+    if not 1 <= args.get("num_seeds", 1) <= MOST_AGENTS:
+        return f"num_seeds of at least 1 and at most {MOST_AGENTS:,}"
+    members = config.get("members", [])
+    if not isinstance(members, list) or len(members) > MOST_AGENTS or not all(map(_is_member, members)):
+        return "flags of members"
+    if not isinstance(config.get("versions", {}), dict):
+        return "versions"
+    return ""
+
+
+def _is_member(flags: Any) -> bool:
+    """Whether these are the flags by which a member differs from others: its seed, and numbers."""
+    if not isinstance(flags, dict) or type(flags.get("seed")) is not int:
+        return False
+    return all(value is None or type(value) in (int, float, bool) for value in flags.values())
 
 
 class Entry(NamedTuple):
@@ -122,7 +160,7 @@ def find_entry(script: Path, folder: str, name: str, known: set[str]) -> Entry |
         return None
     try:
         tables = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if outside := [name for name, table in tables.items() if not isinstance(table, dict)]:
         raise UsageError(f'{path}: {outside[0]} stands outside of every table, such as ["CartPole-v1"]')

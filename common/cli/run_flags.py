@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from tyro.constructors import PrimitiveConstructorSpec
 
 from common.cli.checks import LARGEST, Count, CountOrZero, Finite, Seconds, Steps, StepsOrZero, check_flags, flag_of
-from common.cli.env_flags import is_custom
+from common.cli.env_flags import is_custom, named_by_text
 from common.cli.errors import UsageError, shortened
 from common.cli.files import Entry, find_entry, read_config
 
@@ -103,6 +103,7 @@ class ArgsFactory:
         known, stored = cls.lasting_flags(), read_config(run_dir)["args"]
         if is_custom(stored["env"]) and "env" not in overrides:
             raise UsageError(f"{run_dir} was trained on your own environment: name it again, --env {stored['env']}")
+        check_params_of_run(run_dir, stored, overrides)
         kept = {name: tuple(x) if isinstance(x, list) else x for name, x in stored.items() if name in known}
         return kept | overrides | {"resume": str(run_dir), "run_dir": str(run_dir)}
 
@@ -287,6 +288,28 @@ class RunArgs(ArgsFactory):
         if given and getattr(self, of) not in (values or (True,)):
             what = f" {' or '.join(values)}, it is {getattr(self, of)}" if values else ""
             raise UsageError(f"{given[0]} needs {flag_of(of)}{what}")
+
+
+PARAMS = "env_params", "eval_env_params"
+
+
+def check_params_of_run(run_dir: str | Path, stored: dict[str, Any], given: Iterable[str] = (), flag: str = "") -> None:
+    """Raise UsageError where the flags that a run has stored name files or code that its environment would load.
+
+    Nobody but the user names those.
+
+    Args:
+      run_dir: where the flags are stored.
+      stored: the flags.
+      given: flags that the user has named again.
+      flag: the flag by which the user can do that, where it is not the same one.
+    """
+    for name in PARAMS:
+        text = stored.get(name, "")
+        if name not in given and (odd := named_by_text(stored["env"], text)):
+            why = f"says {flag_of(name)} {shortened(text)}, where {shortened(odd)!r} may name a file or code"
+            again = f"{flag or flag_of(name)} {shlex.quote(text)}"
+            raise UsageError(f"{run_dir} {why}: if you trust that, name it again, {again}")
 
 
 def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str]) -> list[str]:

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from common.cli.errors import ProcessEnded, TrainingError, UsageError
+from common.cli.errors import ProcessEnded, TrainingError, UsageError, printable
 from common.cli.run_flags import RunArgs
 from common.device.meeting import meet
 
@@ -146,7 +146,7 @@ def _meet(args: RunArgs, run: dict[str, Any]) -> None:
     where = f"at {args.coordinator}"
     if not args.quiet:
         meeting = f"process {args.process_id} is meeting {args.processes} processes {where}"
-        print(f"{meeting}, for {START} s at most ...", file=sys.stderr, flush=True)
+        print(f"{printable(meeting)}, for {START} s at most ...", file=sys.stderr, flush=True)
     met = meet(args.coordinator, args.process_id, args.processes, run, START)
     try:
         _start_runtime(

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from common.cli.errors import printable
 from common.cli.files import replacing
 from common.drawing.groups import align, final_returns
 from common.runs.estimates import Interval
@@ -178,11 +179,11 @@ def draw(panels: list[Panel], x: str, ylabel: str, title: str = "", note: str = 
     for index, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
         _draw_panel(axes, panel, panel.x or x, limits)
         if shared:
-            axes.set_title(panel.title, loc="left", fontsize=10, weight="bold")
+            axes.set_title(plain_text(panel.title), loc="left", fontsize=10, weight="bold")
         else:
             _add_legend(axes, panel.title)
         if panel.ylabel or index % across == 0:
-            axes.set_ylabel(panel.ylabel or ylabel, fontsize=10 if len(panels) == 1 else 9)
+            axes.set_ylabel(plain_text(panel.ylabel or ylabel), fontsize=10 if len(panels) == 1 else 9)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     if shared:
@@ -197,12 +198,17 @@ def draw(panels: list[Panel], x: str, ylabel: str, title: str = "", note: str = 
     return figure
 
 
+def plain_text(text: str) -> str:
+    """A text as matplotlib draws it letter by letter: formulas between dollars may not be any."""
+    return printable(text).replace("$", r"\$")
+
+
 def _draw_panel(axes: Any, panel: Panel, x: str, limits: Limits) -> None:
     from matplotlib.ticker import EngFormatter
 
     for line in panel.lines:
         _draw_line(axes, line)
-    axes.set_xlabel(AXES.get(x, x))
+    axes.set_xlabel(plain_text(AXES.get(x, x)))
     axes.ticklabel_format(axis="y", useOffset=False)
     axes.set(**{f"{axis}scale": "log" for axis in panel.log})
     if limits.log_x:
@@ -221,7 +227,12 @@ LEGEND_ROWS = 18
 def _add_legend(axes: Any, title: str) -> None:
     """Add a legend above the axes, which never hides a curve, or beside them where it is long."""
     handles, labels = axes.get_legend_handles_labels()  # given, because matplotlib warns where it finds none itself
-    look = {"title": title, "title_fontproperties": {"weight": "bold"}, "alignment": "left", "frameon": False}
+    look = {
+        "title": plain_text(title),
+        "title_fontproperties": {"weight": "bold"},
+        "alignment": "left",
+        "frameon": False,
+    }
     if len(labels) > FEW_ENTRIES:
         columns = math.ceil(len(labels) / LEGEND_ROWS)
         place = {"loc": "upper left", "bbox_to_anchor": (1, 1), "ncols": columns, "fontsize": 7}
@@ -265,12 +276,12 @@ def draw_grids(grids: list[Grid], x: str, y: str, values: str, title: str = "") 
     places = figure.subplots(down, across, squeeze=False).flat
     for axes, grid in zip(places, grids, strict=False):
         image = axes.imshow(grid.values, origin="lower", aspect="auto", cmap=SEQUENTIAL)
-        figure.colorbar(image, ax=axes, label=values)
-        axes.set_xticks(range(len(grid.columns)), grid.columns)
-        axes.set_yticks(range(len(grid.rows)), grid.rows)
-        axes.set_xlabel(x)
-        axes.set_ylabel(y)
-        axes.set_title(grid.title, loc="left", fontsize=10, weight="bold")
+        figure.colorbar(image, ax=axes, label=plain_text(values))
+        axes.set_xticks(range(len(grid.columns)), map(plain_text, grid.columns))
+        axes.set_yticks(range(len(grid.rows)), map(plain_text, grid.rows))
+        axes.set_xlabel(plain_text(x))
+        axes.set_ylabel(plain_text(y))
+        axes.set_title(plain_text(grid.title), loc="left", fontsize=10, weight="bold")
         for row, column in np.argwhere(np.isfinite(grid.values)):
             dark = image.norm(grid.values[row, column]) < 0.6
             text = f"{grid.values[row, column]:.4g}"
@@ -300,4 +311,4 @@ def _draw_line(axes: Any, line: Line) -> None:
     elif line.band:
         errors = [line.y - line.band.low, line.band.high - line.y]
         axes.errorbar(line.x, line.y, errors, color=how["color"], capsize=4, linewidth=1.2)
-    axes.plot(line.x, line.y, label=line.label, linewidth=1.8, **how)
+    axes.plot(line.x, line.y, label=plain_text(line.label), linewidth=1.8, **how)

@@ -14,7 +14,7 @@ import numpy as np
 import tyro
 
 from common.cli.checks import check_flags
-from common.cli.errors import UsageError
+from common.cli.errors import UsageError, printable, shortened
 from common.cli.files import is_run, read_config
 from common.cli.run_flags import ONE_TIME
 from common.runs.estimates import Kind
@@ -108,6 +108,8 @@ def _parts(path: Path, metrics: Iterable[str]) -> Iterator[LoggedRun]:
     flags, alike, algorithm = config["args"], {}, config["algorithm"]
     recipe = flags.get("recipe") or ""
     algorithm += "" if recipe in algorithm else f" ({recipe})"
+    algorithm = shortened(printable(algorithm))
+    flags = flags | {"env": shortened(printable(flags["env"]))}
     members = config.get("members") or [{"seed": flags.get("seed", 0) + i} for i in range(flags.get("num_seeds", 1))]
     for index, member in enumerate(members):
         own = {} if flags.get("pbt") else {name: value for name, value in member.items() if name != "seed"}
@@ -171,7 +173,8 @@ def group(runs: Iterable[LoggedRun], by: tuple[str, ...] = ()) -> list[Group]:
 
 def flag_text(value: Any) -> str:
     """A flag's value as one writes it."""
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return shortened(printable(text))
 
 
 def pooled(groups: Iterable[Group]) -> list[str]:
@@ -231,7 +234,7 @@ def _listed(names: Sequence[str]) -> str:
 def say(notes: Iterable[str]) -> None:
     """Print notes to stderr."""
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {printable(note)}", file=sys.stderr)
 
 
 GRID = 400  # points of a curve at most; more than a picture can show

@@ -106,10 +106,10 @@ def evaluation_params(flags: Mapping[str, Any]) -> str:
     What makes learning Atari easier is off: scores are those of whole games, with rewards as they are. What
     --eval-env-params says comes before that. Raises UsageError where flags are no JSON objects.
     """
-    trained = read_params(flags["env_params"])
+    trained = read_params(flags.get("env_params", ""))
     aids = {aid for aid in ATARI_AIDS if aid in trained}
     if flags.get("vectorization") == "vector" and "ALE/" in flags["env"]:
         aids.add("reward_clipping")  # which is on where nothing is said
     changed = read_params(flags.get("eval_env_params", ""), flag="--eval-env-params")
     params = trained | dict.fromkeys(sorted(aids), False) | changed
-    return flags["env_params"] if params == trained else json.dumps(params)
+    return flags.get("env_params", "") if params == trained else json.dumps(params)

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from common.cli.env_flags import CUSTOM, SUITES, is_custom, read_params, split_name, steps_on_host
-from common.cli.errors import UsageError
+from common.cli.errors import UsageError, printable
 from common.envs import custom
 from common.envs.environment import Env
 from common.envs.host import HostEnvs, HostOptions
@@ -78,7 +78,7 @@ def list_envs(known: Sequence[str], wanted: str) -> None:
         except UsageError as error:  # it is not installed
             if suite == wanted:
                 raise
-            print(f"note: {error}", file=sys.stderr)
+            print(f"note: {printable(error)}", file=sys.stderr)
         else:
             print(*(env_id if suite == "gymnax" else f"{suite}:{env_id}" for env_id in ids), sep="\n")
 

@@ -8,6 +8,8 @@ import errno
 import functools
 import hashlib
 import logging
+import math
+import os
 import re
 import shutil
 import sys
@@ -22,7 +24,8 @@ import jax
 import numpy as np
 
 from common.cli.errors import TrainingError, UsageError
-from common.cli.files import read_json, write_json
+from common.cli.files import write_json
+from common.cli.stored import SMALL, entries_of, read_json, size_of_tree
 from common.device import multihost
 from common.device.sharding import Arrays
 from common.envs.suite_tools import reason
@@ -128,7 +131,7 @@ class Checkpoints:
         return self.directory / str(step)
 
     def _folders(self) -> list[Path]:
-        return list(self.directory.iterdir()) if self.directory and self.directory.is_dir() else []
+        return entries_of(self.directory) if self.directory else []
 
     def evaluations(self) -> dict[int, list[float]]:
         """The mean greedy return of each seed, by the step of every checkpoint that was evaluated."""
@@ -201,6 +204,12 @@ class Checkpoints:
         except Exception as error:
             raise self._failure(step, error) from error
         self._saving = step, saving
+
+    def check_files(self) -> None:
+        """Raise UsageError where a checkpoint here, or what is left of one, has links in it or leads elsewhere."""
+        for path in self._folders():
+            if is_checkpoint(path.name):
+                size_of_tree(path, LARGEST_FILE)
 
     def add_evaluation(self, step: int, returns: list[float]) -> None:
         """Store the evaluation of a checkpoint, if that is still there."""
@@ -287,19 +296,22 @@ def read(
         primary_host=this, active_processes={this}, barrier_sync_key_prefix=f"process{this}"
     )
     try:
+        size = _size_on_disk(path)
         with ocp.Context(pytree_options=partly, multiprocessing_options=alone):
             stored = ocp.metadata(path.absolute()).metadata
+            _check_names(stored)
             stored = {name: x for name, x in stored.items() if parts == {""} or part_of(name) in parts}
             if like:
                 there = {name: x for name, x in stored.items() if name.startswith(only)}
                 _check_fit(there, {name: x for name, x in like.items() if x.size}, optional, str(path))
+            _check_sizes(stored, like, size)
             loaded = ocp.load(path.absolute(), {name: _as_read(name, x) for name, x in stored.items()})
         own = {name: x.addressable_data(0) if isinstance(x, jax.Array) else x for name, x in loaded.items()}
         arrays = {name: np.asarray(x) for name, x in own.items()}
         saved = {name: arrays.pop(name) for name in loaded if name.startswith(CHECKSUM)}
         if not jax.tree.all(jax.tree.map(np.array_equal, checksums(arrays), saved)):
             raise ValueError("its content is not what was saved")
-    except Mismatch:
+    except UsageError:
         raise
     except Exception as error:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in DAMAGE_ERRNOS):
@@ -308,6 +320,56 @@ def read(
     wanted = {name: x for name, x in (like or {}).items() if name.startswith(only)}
     added = {name: np.zeros_like(x) for name, x in wanted.items() if name.endswith(ADDED)}
     return empty | added | {name: x for name, x in arrays.items() if name.startswith(only)}  # orbax saves no empty ones
+
+
+LARGEST_FILE = 2**44  # bytes of a file of a checkpoint, which may be a replay buffer
+SLACK = 2**26  # bytes that a checkpoint may have beside its arrays
+OTHERS = 16  # times as large as what is wanted may be what is read beside it, such as the state of an optimiser
+
+
+def _size_on_disk(path: Path) -> int:
+    """The bytes of a checkpoint's files, in all.
+
+    Raises UsageError where one is a link or the like, and ValueError where one of those with orbax's
+    descriptions, which are read as a whole, is too large.
+    """
+    size = size_of_tree(path, LARGEST_FILE)
+    descriptions = [*path.glob("*"), *path.glob("*/*"), *path.glob("*/ocdbt.process_*/*"), *path.glob("*/*metadata*/*")]
+    for file in descriptions:
+        if file.is_file() and file.stat().st_size > SMALL:
+            raise ValueError(f"{file.name} has {file.stat().st_size:,} bytes")
+    return size
+
+
+def _check_names(stored: dict[str, Any]) -> None:
+    """Raise ValueError where a name of a stored array is none that `flatten` gives: orbax makes paths of some."""
+    for name in stored:
+        if not isinstance(name, str) or name.startswith("/") or ".." in name or not name.isprintable():
+            raise ValueError(f"{name!r} is no name of an array")
+
+
+def _check_sizes(stored: dict[str, Any], like: Arrays | None, size_on_disk: int) -> None:
+    """Raise ValueError where arrays that `_check_fit` has not compared claim more memory than such arrays take.
+
+    Args:
+      stored: orbax's metadata of all arrays that are to be read.
+      like: arrays that are wanted, all of which are known to fit; None where nothing is known.
+      size_on_disk: bytes of the checkpoint's files, which are hardly compressed.
+    """
+    envs = [x.shape[1] for name, x in stored.items() if part_of(name) == ROWS and not name.startswith(CHECKSUM)]
+    for name, x in stored.items():
+        if name.startswith(CHECKSUM):
+            wanted = (1, envs[0], 32) if part_of(name) == ROWS and envs else (1, 32)
+            if (tuple(x.shape), str(x.dtype)) != (wanted, "uint8"):
+                raise ValueError(f"{name} is {x.dtype}{list(x.shape)} and not uint8{list(wanted)}")
+        chunk = getattr(x.storage_metadata, "chunk_shape", None) or x.shape
+        if math.prod(chunk) > 2 * max(math.prod(x.shape), 1):
+            raise ValueError(f"{name} has chunks of {list(chunk)}")
+    known = sum(x.nbytes for x in like.values()) if like else size_on_disk
+    unknown = [x for name, x in stored.items() if name not in (like or {})]
+    claimed = sum(math.prod(x.shape) * x.dtype.itemsize for x in unknown)
+    if claimed > OTHERS * known + SLACK:
+        raise ValueError(f"it claims {claimed / 1e9:,.1f} GB of arrays that nobody has asked for")
 
 
 def _check_fit(stored: dict[str, Any], like: Arrays, optional: tuple[str, ...], where: str) -> None:
@@ -352,11 +414,18 @@ def _over_processes() -> jax.NamedSharding:
 
 def _stored_returns(path: Path) -> list[float]:
     """The evaluation of the checkpoint at `path`; empty where there is none, or a damaged one."""
-    is_late = (path / EVALUATION).exists()
-    stored = read_json(path / (EVALUATION if is_late else METADATA))
+    is_late = os.path.lexists(path / EVALUATION)
+    stored = read_json(path, EVALUATION if is_late else METADATA)
     if not is_late and isinstance(stored, dict):
         stored = stored.get("custom_metadata")
-    return stored.get("returns", []) if isinstance(stored, dict) else []
+    returns = stored.get("returns") if isinstance(stored, dict) else None
+    if not isinstance(returns, list) or not all(map(_is_return, returns)):
+        return []
+    return [float(x) for x in returns]
+
+
+def _is_return(value: Any) -> bool:
+    return type(value) is float or type(value) is int and abs(value) < 2**63
 
 
 @functools.cache

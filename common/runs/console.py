@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from common.cli.errors import printable
+
 T = TypeVar("T")
 
 
@@ -30,14 +32,14 @@ class Console:
     def say(self, text: str) -> None:
         if not self.quiet and text:
             with self._unread():
-                self._rich.print(text, markup=False)
+                self._rich.print("\n".join(map(printable, text.split("\n"))), markup=False)
 
     def warn(self, text: str) -> None:
         if self._speaks:
             # A live bar has to know of every line; else warnings go to stderr.
             stream, target = ("stdout", self._bar.console) if self._bar else ("stderr", self._errors)
             with self._unread(stream):
-                target.print(f"warning: {text}", markup=False, style="yellow")
+                target.print(f"warning: {printable(text)}", markup=False, style="yellow")
 
     @contextmanager
     def _unread(self, stream: str = "stdout") -> Iterator[None]:

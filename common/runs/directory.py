@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -16,10 +17,21 @@ import jax
 from common.cli.checks import flag_of
 from common.cli.env_flags import CUSTOM, split_name
 from common.cli.errors import UsageError
-from common.cli.files import KIT, NAME, defaults_of, is_of_kit, is_run, read_config, write_json, writing
+from common.cli.files import (
+    KIT,
+    NAME,
+    defaults_of,
+    is_of_kit,
+    is_run,
+    is_temporary,
+    read_config,
+    write_json,
+    writing,
+)
 from common.cli.run_flags import MEANING, ONE_TIME, differences
+from common.cli.stored import LARGE, check_regular, entries_of
 from common.device import multihost
-from common.runs.checkpoints import FOLDER, is_checkpoint
+from common.runs.checkpoints import FOLDER, Checkpoints, is_checkpoint, step_of
 from common.runs.lock import LOCK, check_free
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,6 +129,9 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
     if "://" in args.run_dir:
         raise UsageError(f"--run-dir {args.run_dir} is no folder: mount that storage, and name a folder in it")
     with writing(f"run directory {path}"):
+        check_files(path)
+        if args.wandb and any(inside.name == "settings" for inside in entries_of(path / "wandb")):
+            raise UsageError(f"{path}/wandb/settings says where Weights & Biases sends data to: delete it")
         check_free(path)
         if not args.resume:
             _check_unoccupied(path, args.overwrite)
@@ -130,6 +145,23 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
     return path, []
 
 
+def check_files(run_dir: Path) -> None:
+    """Raise UsageError where a file that a run reads, replaces or deletes in its directory is a link.
+
+    The directory itself may be reached through links. Other files in it are the user's, and nobody
+    opens them.
+    """
+    for path in entries_of_run(run_dir):
+        if path.name in (NAME, LOCK) or path.name != "wandb" and any(map(path.match, FILES)):
+            check_regular(path, path.lstat(), LARGE)
+    Checkpoints(run_dir / FOLDER).check_files()
+
+
+def entries_of_run(run_dir: Path) -> list[Path]:
+    """The paths in a run directory, which may be a link to one; none where it is not there."""
+    return entries_of(Path(os.path.realpath(run_dir)))
+
+
 def claim_directory(path: Path, config: dict[str, Any], overwrite: bool) -> str:
     """Make `path` this run's, with a current `config.json` and without `DONE`.
 
@@ -138,13 +170,16 @@ def claim_directory(path: Path, config: dict[str, Any], overwrite: bool) -> str:
     with writing(f"run directory {path}"):
         said = delete_run(path) if overwrite and is_run(path) or _is_untrained(path) else ""
         path.mkdir(parents=True, exist_ok=True)
+        for left in entries_of_run(path):  # of a process that was killed
+            if is_temporary(left.name):
+                left.unlink()
         (path / "DONE").unlink(missing_ok=True)
         write_json(path / NAME, config)
     return said
 
 
 def _check_unoccupied(path: Path, overwrite: bool) -> None:
-    if not path.exists() or not any(inside.name != LOCK for inside in path.iterdir()) or _is_untrained(path):
+    if not path.exists() or all(map(_is_left_over, entries_of_run(path))) or _is_untrained(path):
         return
     if not is_run(path):
         raise UsageError(f"{path} exists already and is no run directory, for it has no config.json: name another one")
@@ -152,6 +187,13 @@ def _check_unoccupied(path: Path, overwrite: bool) -> None:
         raise UsageError(f"{path} exists already: continue it with --resume {path}, or replace it with --overwrite")
     if not is_of_kit(path):
         raise UsageError(f"{path} has a config.json that no run of {KIT} has written: name another one to --overwrite")
+
+
+def _is_left_over(path: Path) -> bool:
+    """Whether this is nothing but what a run leaves that was killed, or whose directory was deleted meanwhile."""
+    if path.name == FOLDER:
+        return all(is_checkpoint(inside.name) and step_of(inside.name) is None for inside in entries_of(path))
+    return path.name == LOCK or is_temporary(path.name)
 
 
 def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Path) -> list[str]:
@@ -178,7 +220,7 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
 def _is_untrained(path: Path) -> bool:
     """Whether a run has begun in `path`, and ended before it had trained anything."""
     checkpoints, metrics = path / FOLDER, path / "metrics.jsonl"
-    trained = checkpoints.exists() and any(checkpoints.iterdir()) or metrics.exists() and metrics.stat().st_size
+    trained = entries_of(checkpoints) or metrics.exists() and metrics.stat().st_size
     return is_run(path) and is_of_kit(path) and not trained
 
 

@@ -12,8 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from common.cli.errors import UsageError
+from common.cli.errors import UsageError, shortened
 from common.cli.files import writing
+from common.cli.stored import descriptor_of, read_bytes
 
 LOCK = ".pmaprl.lock"  # a file of this name says who is there
 
@@ -48,8 +49,8 @@ def locked(run_dir: Path | None) -> Iterator[None]:
 def is_ours(run_dir: Path) -> bool:
     """Whether `run_dir` is still there and locked by this process, and not deleted or replaced by another run's."""
     try:
-        return (run_dir / LOCK).read_text(errors="replace") == _holder()
-    except OSError:
+        return read_bytes(run_dir, LOCK).decode(errors="replace") == _holder()
+    except (OSError, UsageError):
         return False
 
 
@@ -68,18 +69,18 @@ def _acquire(run_dir: Path) -> TextIO:
     while True:
         file = _open_locked(run_dir, os.O_RDWR | os.O_CREAT)
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(run_dir / LOCK)):
+            if os.path.samestat(os.fstat(file.fileno()), os.lstat(run_dir / LOCK)):
                 return file
         file.close()  # the one that held it has deleted it in between
 
 
 def _open_locked(run_dir: Path, flags: int) -> TextIO:
-    file = os.fdopen(os.open(run_dir / LOCK, flags, 0o666), "r+", errors="replace")
+    file = os.fdopen(descriptor_of(run_dir, LOCK, flags), "r+", errors="replace")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         with file:
-            holder = file.read()
+            holder = shortened(file.read())
         raise UsageError(f"{run_dir} is in use by {holder}: wait until that ends, or end it") from None
     except OSError:
         pass  # a file system without locks

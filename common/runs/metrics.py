@@ -4,9 +4,10 @@ import importlib
 import json
 import math
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -14,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from common.cli.errors import UsageError
+from common.cli.errors import UsageError, shortened
 from common.cli.files import in_one_step
+from common.cli.stored import opened, read_bytes
 
 TRAINING, EVALUATION = "episode/return", "eval/return_mean"
 RECENT = "episode/return_last100"
 Row = dict[str, Any]
+LONGEST_LINE = 2**27  # characters of a row: of 10,000 members some hundred metrics
 WRITERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # by its flag, the package of a writer
 
 
@@ -33,7 +36,11 @@ class LogWriter:
             file.writelines(json.dumps(row) + "\n" for row in read(path) if row["env_steps"] <= resume_at)
         self._file, self._agent = path.open("a"), "member" if args.is_population else "seed"
         writers = import_writers(args)
-        self._tensorboard = writers["tensorboard"].SummaryWriter(str(directory)) if args.tensorboard else None
+        self._tensorboard = None
+        if args.tensorboard:
+            # TensorBoard then hides what the run has shown of steps that it makes again
+            again = resume_at + 1 if args.resume else None
+            self._tensorboard = writers["tensorboard"].SummaryWriter(str(directory), purge_step=again)
         self._wandb, self._newest = writers.get("wandb"), 0
         if self._wandb:
             self._wandb.init(
@@ -85,7 +92,10 @@ def _wandb_id(directory: Path) -> str:
     if not path.exists():
         with in_one_step(path) as temporary:
             temporary.write_text(secrets.token_hex(4))
-    return path.read_text()
+    name = read_bytes(directory, path.name).decode(errors="replace")
+    if not re.fullmatch("[0-9a-z]{1,64}", name):
+        raise UsageError(f"{path} is no name of a run in Weights & Biases, {shortened(name)!r}: delete the file")
+    return name
 
 
 def _scalars(row: Row, agent: str) -> dict[str, float]:
@@ -110,21 +120,46 @@ def jsonable(value: Any) -> Any:
 
 
 def read(path: Path) -> Iterator[Row]:
-    """The rows of a metrics file, one after another; lines that are none, or cut off by a crash, are left out."""
-    if path.exists():
-        with path.open(errors="replace") as file:
-            yield from filter(None, map(_row, file))
+    """The rows of a metrics file, one after another; lines that are none, or cut off by a crash, are left out.
+
+    Raises UsageError where the file is none of a run, see `stored.py`.
+    """
+    if not os.path.lexists(path):
+        return
+    with opened(path) as file:
+        while line := file.readline(LONGEST_LINE):
+            if len(line) == LONGEST_LINE:
+                raise UsageError(f"{path} has a line of over {LONGEST_LINE:,} characters: it is damaged")
+            if row := _row(line):
+                yield row
 
 
 def _row(line: str) -> Row | None:
-    with suppress(ValueError):
+    try:
         row = json.loads(line)
-        return row if isinstance(row, dict) and is_number(row.get("env_steps")) else None
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and is_number(row.get("env_steps")) else None
+
+
+def _numbers_of(value: Any) -> np.ndarray | None:
+    """A metric of a row, [S] or [1]; None where it is neither a number nor a list of numbers."""
+    numbers = value if isinstance(value, list) else [value]
+    if not all(x is None or isinstance(x, int | float) for x in numbers):
+        return None
+    try:
+        return np.array(numbers, float)
+    except OverflowError:
+        return None
 
 
 def is_number(value: Any) -> bool:
     """Whether `value` came from a JSON number, and a finite one."""
     return type(value) is float and math.isfinite(value) or type(value) is int and abs(value) < 2**63
+
+
+def _as_number(value: Any) -> float:
+    return value if is_number(value) else math.nan
 
 
 @dataclass(frozen=True)
@@ -160,12 +195,20 @@ def read_log(run_dir: Path, metrics: Iterable[str]) -> Log:
     names, newest, wall_seconds, speed = set(), 0, math.nan, math.nan
     found = {name: ([], [], []) for name in metrics}  # steps, seconds and values
     for row in read(run_dir / "metrics.jsonl"):
-        step, wall = row["env_steps"], row.get("time/wall", math.nan)
+        step, wall = row["env_steps"], _as_number(row.get("time/wall"))
         if step > newest:  # else it is a late evaluation's, of a moment before
-            newest, wall_seconds, speed = step, wall, row.get("time/sps_total", speed)
+            newest, wall_seconds = step, wall
+            speed = _as_number(row.get("time/sps_total", speed))
         names.update(row)
         for name in found.keys() & row.keys():
-            for column, value in zip(found[name], (step, wall, np.array(row[name], float, ndmin=1)), strict=True):
+            values = _numbers_of(row[name])
+            if values is None:
+                what = f"{name} is {shortened(repr(row[name]))} at step {step:,}"
+                raise UsageError(f"{run_dir}/metrics.jsonl: {what}, not a number or a list of numbers")
+            if found[name][2] and len(values) != len(found[name][2][-1]):
+                lengths = f"{len(values)} at step {step:,}, and {len(found[name][2][-1])} before"
+                raise UsageError(f"{run_dir}/metrics.jsonl: {name} has numbers of several agents, {lengths}")
+            for column, value in zip(found[name], (step, wall, values), strict=True):
                 column.append(value)
     series = {name: Series(*(np.array(x, float) for x in columns)) for name, columns in found.items() if columns[0]}
     trained = newest / speed if is_number(speed) and speed > 0 else math.nan

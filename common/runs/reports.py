@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.cli.env_flags import as_flags, is_custom
-from common.cli.files import defaults_of, read_json
+from common.cli.errors import UsageError, printable
+from common.cli.files import defaults_of
 from common.cli.run_flags import ONE_TIME, as_command_line
+from common.cli.stored import read_json
 from common.device.devices import describe
 from common.runs import estimates
 from common.runs.checkpoints import overall
 from common.runs.console import brief, brief_returns
-from common.runs.metrics import RECENT, Series, jsonable, read_log
+from common.runs.metrics import RECENT, Series, is_number, jsonable, read_log
 
 RESULT = "result.json"
 SHOWN_MEMBERS = 5
@@ -61,7 +63,7 @@ def header(run: Any, env: str, notes: dict[str, str], changes: list[str]) -> str
         lines.append(f"steps    {args.total_timesteps:,} rounded up to {run.total:,}, whole updates")
     if run.dir:
         lines.append(f"run      {run.dir}")
-    return "\n".join([*lines, *(f"changed  {change}" for change in changes)])
+    return "\n".join(map(printable, [*lines, *(f"changed  {change}" for change in changes)]))
 
 
 def _flags(args: Any) -> list[str]:
@@ -227,13 +229,22 @@ def benchmark_line(run: Any, record: dict[str, Any]) -> dict[str, Any]:
 
 def result_at(run_dir: Path, step: int) -> dict[str, Any]:
     """What `result.json` says of a run that was at `step` then; nothing where it is of another step, or not there."""
-    record = read_json(run_dir / RESULT) or {}
-    return record if record.get("env_steps") == step else {}
+    record = read_json(run_dir, RESULT)
+    if not isinstance(record, dict) or record.get("env_steps") != step:
+        return {}
+    for name, values in record.items():
+        if name.startswith("eval/") and isinstance(values, list) and not all(map(_is_result, values)):
+            raise UsageError(f"{run_dir / RESULT} has something in {name} that is no number: delete the file")
+    return record
+
+
+def _is_result(value: Any) -> bool:
+    return value is None or is_number(value)
 
 
 def checksum_of(run_dir: Path) -> str | None:
     """The checksum of the state in which a run ended; None while it goes on, or where it did not end well."""
-    record = read_json(run_dir / RESULT)
+    record = read_json(run_dir, RESULT)
     checksum = record.get("state_sha256") if isinstance(record, dict) else None
     return checksum if isinstance(checksum, str) else None
 
@@ -243,9 +254,19 @@ def has_ended_at(run_dir: Path, step: int) -> bool:
     return result_at(run_dir, step).get("status") in ("finished", "stopped")
 
 
-def stored_evaluation(run_dir: Path, step: int) -> Score:
-    """The last evaluation in `result.json`, if there is one and the run was at `step` then."""
+SHOWN = "return_mean", "return_std", "return_min", "return_max"  # of an evaluation, in the footer
+
+
+def stored_evaluation(run_dir: Path, step: int, count: int = 1) -> Score:
+    """The last evaluation in `result.json` of so many agents, if there is one and the run was at `step` then.
+
+    Raises UsageError where it is none of such a run.
+    """
     record = result_at(run_dir, step)
     metrics = {name: x for name, x in record.items() if name.startswith("eval/") and isinstance(x, list)}
     of_seeds = {name: [math.nan if x is None else x for x in values] for name, values in metrics.items()}
-    return Score(record.get("eval/env_steps", step), of_seeds)
+    evaluated = record.get("eval/env_steps", step)
+    fits = all(len(values) == count for values in of_seeds.values()) and isinstance(evaluated, int)
+    if not fits or of_seeds and not of_seeds.keys() >= {f"eval/{name}" for name in SHOWN}:
+        raise UsageError(f"{run_dir / RESULT} has no evaluation of {count} agents: delete the file")
+    return Score(evaluated, of_seeds)

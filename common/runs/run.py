@@ -79,6 +79,8 @@ class Run:
             if error is not None and not multihost.has_lost(error):
                 self.saver.checkpoints.let_finish()
         with suppress(Exception):
+            self.saver.withdraw()
+        with suppress(Exception):
             if isinstance(error, Exception) and self.dir and is_ours(self.dir):
                 reason = {"reason": f"{type(error).__name__}: {error}"}
                 write_json(self.dir / reports.RESULT, reports.result(self, "failed") | reason)

@@ -1,18 +1,20 @@
 """What a run saves, and what it begins from: a fresh state, a run that it resumes, or the parameters of another run."""
 
 import hashlib
+import shlex
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.cli.errors import TrainingError, UsageError
-from common.cli.files import read_config
+from common.cli.files import NAME, read_config
 from common.cli.run_flags import ONE_TIME, differences
 from common.device import multihost
 from common.device.sharding import Arrays, flatten, to_host, unflatten
 from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, sha256
 from common.runs.console import Console
-from common.runs.lock import is_ours
+from common.runs.lock import LOCK, is_ours
 from common.runs.reports import Score, has_ended_at, stored_evaluation
 
 TRANSFERRED = tuple(f"learner/{name}/" for name in ("params", "target_params", "obs_stats", "return_stats"))
@@ -40,6 +42,9 @@ def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Star
         if source and (start := _resumed(args, like, console)):
             return start
         source = config["args"]["init_from"]
+        if source and source != args.init_from:  # the run that is resumed says it: nobody but the user names paths
+            again = f"--resume-or-start --run-dir {shlex.quote(args.resume)} --init-from {shlex.quote(source)}"
+            raise UsageError(f"{args.resume} has no checkpoint yet, and began from another run: name it again, {again}")
         wrong = f"--init-from {source} does not fit"
         return Start(arrays=_parameters_of(source, like, console)) if source else Start()
     except Mismatch as error:
@@ -69,7 +74,7 @@ def _resumed(args: Any, like: Any, console: Console) -> Start | None:
     missing = zeros.keys() - stored.keys()
     if renewed := [part for part in RENEWED if any(name.startswith(part) for name in missing)]:
         console.say(f"resumed  without {', '.join(renewed)}, which the checkpoint does not have: they begin anew")
-    newest = Score(*multihost.on_first(stored_evaluation, path, step))
+    newest = Score(*multihost.on_first(stored_evaluation, path, step, args.num_agents))
     has_ended = newest.step == step and multihost.on_first(has_ended_at, path, step)
     return Start(step, stored, unflatten(zeros | stored, like), newest, has_ended)
 
@@ -123,6 +128,19 @@ class Saver:
             self._newest = to_host(state, self._unsaved)
             self._saved.add(step)
             self.checkpoints.save(step, flatten(self._newest, self._unsaved), self._returns.get(step))
+
+    def withdraw(self) -> None:
+        """Delete what a save has made anew of a directory that was deleted in the middle of it."""
+        if self._directory is None or not multihost.is_first():
+            return
+        if any((self._directory / name).exists() for name in (LOCK, NAME)):
+            return
+        for step in self._saved:
+            shutil.rmtree(self.checkpoints.path(step), ignore_errors=True)
+        self.checkpoints.delete_leftovers()
+        with suppress(OSError):  # it is not there, or has something else in it
+            (self._directory / FOLDER).rmdir()
+            self._directory.rmdir()
 
     def finish(self, state: Any) -> tuple[Any, str]:
         """Once all is on disk, the newest state on the host, and the checksum of what checkpoints hold of it.

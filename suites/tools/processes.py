@@ -220,7 +220,8 @@ def _typed(space: Space, legal: Any) -> Any:
 
 def make_partial(whole: str, **arguments: Any) -> gymnasium.Env:
     """gymnasium's environment `whole`, of these arguments, without what is not seen, and without a time limit."""
-    env, seen = gymnasium.make(whole, max_episode_steps=-1, **arguments), list(WITHOUT_VELOCITIES[whole])
+    seen = list(WITHOUT_VELOCITIES[whole])  # no other name, by which gymnasium would import a module
+    env = gymnasium.make(whole, max_episode_steps=-1, **arguments)
     low, high = env.observation_space.low[seen], env.observation_space.high[seen]
     return TransformObservation(env, lambda obs: obs[seen], Box(low, high, dtype=env.observation_space.dtype))
 

@@ -22,6 +22,7 @@ from common.flags import (
     Counts,
     Discount,
     Fraction,
+    Layers,
     NonNegative,
     Positive,
     main,
@@ -106,7 +107,7 @@ class Args(ActorArgs):
     """Recurrent cells behind the hidden layers; actors carry their state from rollout to rollout."""
     rnn_size: Count = 128
     """Width of the recurrent layers."""
-    rnn_layers: Count = 1
+    rnn_layers: Layers = 1
     """Number of recurrent layers."""
     rnn_span: CountOrZero = 128
     """Longest time scale of the recurrent cells at initialisation, in steps (chrono initialisation, Tallec and Ollivier

@@ -24,6 +24,7 @@ from common.flags import (
     Share,
     Steps,
     UsageError,
+    check_atoms,
     main,
     parse,
 )
@@ -103,9 +104,8 @@ class Args(OffPolicyArgs):
         if self.distribution == "c51" and (self.v_min >= self.v_max or self.num_atoms == 1):
             atoms = f"{self.num_atoms} from {self.v_min} to {self.v_max}"
             raise UsageError(f"c51 needs two --num-atoms or more, from --v-min up to --v-max, got {atoms}")
-        least = self.n_steps * self.envs_per_update
-        if self.n_steps > 1 and min(self.learning_starts, self.buffer_size) < least:
-            raise UsageError(f"--n-steps {self.n_steps} needs --learning-starts and --buffer-size of at least {least}")
+        if self.distribution == "c51":
+            check_atoms(self.v_min, self.v_max, self.num_atoms, "--v-min, --v-max and --num-atoms")
 
 
 if __name__ == "__main__":
@@ -180,6 +180,12 @@ def loss(output: jax.Array, next_output: jax.Array, reward: jax.Array, discount:
     return (optax.huber_loss if args.huber else optax.l2_loss)(output, target)[:, 0]
 
 
+def outside(next_output: jax.Array, reward: jax.Array, discount: jax.Array, args: Args) -> jax.Array:
+    """Share [B] of the returns that c51 learns from which is beyond --v-min .. --v-max, with arguments of `loss`."""
+    following = nets.Returns.of(next_output, args.v_min, args.v_max)
+    return following.replace(atoms=reward[:, None] + discount[:, None] * following.atoms).outside()
+
+
 def quantile_huber(quantiles: jax.Array, returns: jax.Array) -> jax.Array:
     """Loss [B] of `quantiles` [B, Z] at the returns [B, Z] (Dabney et al. 2018, eq. 10, kappa = 1)."""
     middle = (jnp.arange(quantiles.shape[-1]) + 0.5) / quantiles.shape[-1]
@@ -195,6 +201,7 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
     """DQN for `env` as pure functions of one agent on one device. Raises UsageError where actions are not Discrete."""
     nets.check_discrete(env, "algos/sac_pmap.py for a Box, algos/ppo_pmap.py for others")
     network = QNetwork(args, env)
+    is_c51 = args.distribution == "c51"
 
     def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> jax.Array:
         """Actions [N] of a step, the best ones or, in the share `epsilon`, random ones."""
@@ -219,9 +226,11 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
         next_action = nets.epsilon_greedy(q_values(chooses, args), 0.0, batch.next_obs).mode()
         discount = hp.gamma if batch.discount is None else batch.discount
         discount = jnp.where(batch.terminated, 0.0, discount)
-        value = jnp.mean(loss(output, of_action(next_output, next_action), batch.reward, discount, args))
+        following = of_action(next_output, next_action), batch.reward, discount, args
+        value = jnp.mean(loss(output, *following))
         q = q_values(output, args)
-        return value, {"loss/q": value, "q/mean": jnp.mean(q), "q/value_max": jnp.max(q)}
+        metrics = {"loss/q": value, "q/mean": jnp.mean(q), "q/value_max": jnp.max(q)}
+        return value, metrics | ({"q/outside": jnp.mean(outside(*following))} if is_c51 else {})
 
     def of_action(output: jax.Array, action: jax.Array) -> jax.Array:
         """[B, Z] of [B, n, Z]: those of the actions [B]."""
@@ -251,7 +260,9 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
         policy = policy_of(learner, obs, args.epsilon_end)
         return policy.mode() if key is None else policy.sample_with_key(key)
 
-    return OffPolicy(init, explore, update, act, observe)
+    support = f"--v-min {args.v_min:g} .. --v-max {args.v_max:g}"
+    cautions = nets.caution_of_support(support) if is_c51 else {}
+    return OffPolicy(init, explore, update, act, observe, cautions=cautions)
 
 
 make_algorithm = make_dqn  # the name by which `load_policy` knows it

@@ -18,6 +18,7 @@ from common.flags import (
     Counts,
     Discount,
     Fraction,
+    Layers,
     NonNegative,
     Positive,
     Ratio,
@@ -87,7 +88,7 @@ class Args(RecurrentArgs):
     """Recurrent cells behind the hidden layers; their state is carried from rollout to rollout."""
     rnn_size: Count = 128
     """Width of the recurrent layers."""
-    rnn_layers: Count = 1
+    rnn_layers: Layers = 1
     """Number of recurrent layers."""
     rnn_span: CountOrZero = 128
     """Longest time scale of the recurrent cells at initialisation, in steps (chrono initialisation, Tallec and Ollivier

@@ -26,6 +26,7 @@ from common.flags import (
     Share,
     Temperature,
     UsageError,
+    check_atoms,
     main,
     parse,
 )
@@ -107,6 +108,8 @@ class Args(OffPolicyArgs):
         self.check_needed("tau target_frequency", "target_networks")
         if self.critic_bins == 1:
             self.check_needed("critic_limit", "critic_bins", "above 1")
+        else:
+            check_atoms(-self.critic_limit, self.critic_limit, self.critic_bins, "--critic-limit and --critic-bins")
 
 
 if __name__ == "__main__":
@@ -209,6 +212,11 @@ def target_entropy(space: Space, scale: float | None) -> float:
     return -(1.0 if scale is None else scale) * math.prod(space.shape)
 
 
+def entropy_scales(space: Space) -> tuple[float, float]:
+    """Lowest and highest --target-entropy-scale that a policy can reach: none has more entropy than the uniform one."""
+    return (-math.inf, 1.0) if isinstance(space, Discrete) else (-math.log(2), math.inf)
+
+
 # --------------------------------------------------------------------------------------------------------- algorithm
 
 
@@ -218,9 +226,11 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
     discrete = isinstance(env.action_space, Discrete)
     actor = Actor(args, nets.without_privileged(env.observation_space), env.action_space)
     critics = nets.Ensemble(QFunction(args, env.observation_space, env.action_space), 2)  # [2, B] or [2, B, n]
-    scales = [scale for scale in args.values_of("target_entropy_scale") if scale is not None]
-    if discrete and max(scales, default=0) > 1:
-        raise UsageError(f"--target-entropy-scale {max(scales)}: no policy has more entropy than log n, scale 1")
+    low, high = entropy_scales(env.action_space)
+    for scale in args.values_of("target_entropy_scale"):
+        if scale is not None and not low <= scale <= high:
+            most = "log n, scale 1" if discrete else "|A| log 2, scale -0.693"
+            raise UsageError(f"--target-entropy-scale {scale}: no policy has more entropy than {most}")
 
     def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> jax.Array:
         """Actions [N, ...] as the replay buffer keeps them, within -1 .. 1."""
@@ -258,6 +268,7 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
             losses = jnp.mean(q.error(target), axis=-1)  # [2]
             means, td_error = jnp.mean(q.mean(), axis=-1), jnp.mean(jnp.abs(q.mean() - target.mean()))
             metrics = {"loss/q1": losses[0], "loss/q2": losses[1], "q/mean1": means[0], "q/mean2": means[1]}
+            metrics |= {"q/outside": jnp.mean(target.outside())} if args.critic_bins > 1 else {}
             return jnp.sum(losses), (metrics | {"q/target": jnp.mean(target.mean()), "q/td_error": td_error}, stats)
 
         optimizer = adam(hp.q_lr, hp, args.weight_decay), opt_states.critics, args.weight_norm
@@ -333,7 +344,10 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         policy = policy_of(learner, obs)
         return nets.to_env(policy.mode() if key is None else policy.sample_with_key(key), env.action_space)
 
-    return OffPolicy(init, explore, update, act, observe)
+    limits = {"target_entropy_scale": (low, high)}
+    support = f"--critic-limit {args.critic_limit:g}"
+    cautions = nets.caution_of_support(support) if args.critic_bins > 1 else {}
+    return OffPolicy(init, explore, update, act, observe, limits=limits, cautions=cautions)
 
 
 make_algorithm = make_sac  # the name by which `load_policy` knows it

@@ -12,6 +12,7 @@ from common.cli.checks import (
     Discount,
     Finite,
     Fraction,
+    Layers,
     NonNegative,
     Positive,
     Ratio,
@@ -19,6 +20,7 @@ from common.cli.checks import (
     Share,
     Steps,
     Temperature,
+    check_atoms,
 )
 from common.cli.command import main, parse
 from common.cli.device_flags import DeviceReplayArgs, DeviceRolloutArgs, GameArgs

@@ -75,7 +75,7 @@ def train_on_devices(
     notes = describe_replay(args, shapes)
     if env.declared_steps > env.max_steps:
         notes["eval"] = f"cuts episodes after {env.max_steps:,} of {env.declared_steps:,} steps"
-    run = Run(args, script, env, devices, notes, callback)
+    run = Run(args, script, env, devices, notes, callback, algorithm.cautions)
     with locked(run.dir), run:
         state, update = run.start(programs, members, shapes, example)
         while run.unfinished:
@@ -110,7 +110,7 @@ def train_with_actors(
     shapes, example = jax.eval_shape(programs.init, members), example_batch(args, env, driver, own)
     check_fits(args, shapes, example, env.spec, devices)
     notes |= describe_replay(args, shapes)
-    run = Run(args, script, env, devices, notes, callback)
+    run = Run(args, script, env, devices, notes, callback, algorithm.cautions)
     with locked(run.dir), run:
         evaluation = HostEvaluation(args, algorithm._replace(act=jax.jit(algorithm.act)), run.console.warn)
         state, update = run.start(programs, members, shapes, example, evaluation)

@@ -13,7 +13,7 @@ from common.device.agents import Seen, acting_part, with_acting_part, with_memor
 from common.device.drivers import random_actions, replay_learner
 from common.device.interface import Actors, Now, OffPolicy, OnPolicy, Rollout, RunState, Transition
 from common.device.optim import apply_schedules, global_norm, hp_of
-from common.device.replay import example_transition, new_replay
+from common.device.replay import Replay, example_transition, new_replay
 from common.device.rollout import OTHER_STREAM, action_noise, ids_in_process, ids_over_processes, minibatch_indices
 from common.device.sharding import AXIS, TrainState
 from common.device.statistics import Tally, same_everywhere
@@ -126,6 +126,8 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
         state = TrainState(state.learner, actors, run.replace(env_steps=run.env_steps + new))
         key = jax.random.fold_in(run.key, run.updates + 1)
         due = args.updates_due(stored) - args.updates_due(stored - new)
+        # A ring may have less than others: steps that only reset are not stored, and any actor's rollout may come first
+        due = jnp.where(jax.lax.pmin(can_sample(actors.replay, args.n_steps), AXIS), due, 0)
         done = rollout.terminated | rollout.truncated | ~valid  # nothing goes on behind a step that counts nothing
         state, tally = learn(state, transitions, done, key, due, valid)
         return state, publish(state.learner, state.run), tally
@@ -135,6 +137,9 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
         block = ids_in_process(groups // own_parts // jax.lax.axis_size(AXIS), args.processes)[:, None]
         part = ids_over_processes(own_parts, args.processes)
         return jax.vmap(jax.random.fold_in, (None, 0))(key, (block * args.parts + part).ravel())
+
+    def can_sample(replay: Replay, num_steps: int) -> jax.Array:
+        return replay.can_sample(groups // jax.lax.axis_size(AXIS), num_steps)
 
     learn = replay_learner(algorithm, args, keys_of_groups, args.batch_size // groups)
 
@@ -157,6 +162,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
         # Below zero are keys that no update has
         keys = keys_of_groups(jax.random.fold_in(run.key, -1 - run.updates))
         age = run.updates - replay.sample(keys, args.batch_size // groups).version
+        age = jnp.where(can_sample(replay, 1), age, jnp.nan)
         return {
             "gradient_updates": run.gradient_updates,
             "replay/stored": jax.lax.psum(jnp.sum(replay.count), AXIS),

@@ -12,14 +12,25 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from common.cli.errors import UsageError, shortened
 
 LARGEST = 2**31 - 1  # what the devices can count up to
+LARGEST_FLOAT = float(2**128 - 2**104)  # of the devices, which compute in float32
+SMALLEST_FLOAT = 2.0**-126  # above 0: to the devices smaller ones are 0
+MOST_LAYERS = 200  # hidden or recurrent: each is traced and compiled by itself, several times
 
 
 class Bounds(NamedTuple):
-    """Of a number, or of each of several, which is finite too. A whole number is at most LARGEST if nothing is said."""
+    """Of a number, or of each of several, which float32 holds too, see `float32_rule`; a whole number is at most
+    LARGEST if nothing is said.
+    """
 
     at_least: float = -math.inf
     at_most: float = math.inf
     above: float = -math.inf
+
+
+class AtMostSo(NamedTuple):
+    """How many numbers a flag may have."""
+
+    many: int
 
 
 class Swept(NamedTuple):
@@ -30,7 +41,8 @@ class Swept(NamedTuple):
 
 Count = Annotated[int, Bounds(at_least=1)]
 CountOrZero = Annotated[int, Bounds(at_least=0)]
-Counts = tuple[Count, ...]
+Layers = Annotated[int, Bounds(at_least=1, at_most=MOST_LAYERS)]
+Counts = Annotated[tuple[Count, ...], AtMostSo(MOST_LAYERS)]  # a hidden layer each
 Steps = Annotated[int, Bounds(at_least=1, at_most=10**18)]
 StepsOrZero = Annotated[int, Bounds(at_least=0, at_most=10**18)]
 Timeout = Annotated[float, Bounds(above=0)]
@@ -86,6 +98,9 @@ def check_flags(args: Any) -> None:
             raise UsageError(f"{flag} must be {wanted}, got {shortened(repr(value))}") from None
         if bounds := note_of(kind, Bounds):
             check_bounds(flag, number, bounds)
+        most = note_of(kind, AtMostSo)
+        if most and number is not None and len(number) > most.many:
+            raise UsageError(f"{flag} has {len(number):,} numbers: at most {most.many:,} layers compile within reason")
 
 
 def converted(value: Any, kind: Any) -> Any:
@@ -120,18 +135,58 @@ def _converted(value: Any, kind: Any) -> Any:
 
 
 def check_bounds(flag: str, value: Any, bounds: Bounds) -> None:
-    """Raise UsageError unless the number, or each of several, is finite and within the bounds; None is nothing."""
+    """Raise UsageError unless the number, or each of several, is within the bounds and one that devices can compute
+    with; None is nothing.
+    """
     if value in ((), []):
         raise UsageError(f"{flag} needs at least one number")
     at_least, at_most, above = bounds
     for number in value if isinstance(value, tuple | list) else () if value is None else (value,):
         most = LARGEST if isinstance(number, int) and at_most == math.inf else at_most
-        if at_least <= number <= most and number > above and abs(number) < math.inf:
+        broken = "" if isinstance(number, int) else float32_rule(number)
+        inside = at_least <= number <= most and number > above
+        if inside and not broken:
             continue
         limits = [("at least", at_least), ("at most", most if number > most else at_most), ("greater than", above)]
         rules = [f"{words} {limit:,}" for words, limit in limits if math.isfinite(limit)]
-        rules += [] if abs(number) < math.inf and rules else ["finite"]
+        if broken and (inside or not rules):
+            rules = [broken]
         raise UsageError(f"{flag} must be {' and '.join(rules)}, got {shortened(f'{number:,}')}")
+
+
+def float32_rule(number: float) -> str:
+    """Rule, in words, that a number breaks which the devices cannot compute with; empty where they can."""
+    if not math.isfinite(number):
+        return "finite"
+    if abs(number) > LARGEST_FLOAT:
+        return f"at most {LARGEST_FLOAT:.3g} in magnitude, the largest number of float32"
+    if 0 < abs(number) < SMALLEST_FLOAT:
+        return f"at least {SMALLEST_FLOAT:.3g} in magnitude, below which float32 has nothing but 0"
+    return ""
+
+
+def limits_of(bounds: Bounds) -> tuple[float, float]:
+    """Lowest and highest number within the bounds that the devices can compute with."""
+    low = max(bounds.at_least, -LARGEST_FLOAT)
+    return SMALLEST_FLOAT if bounds.above == 0 else low, min(bounds.at_most, LARGEST_FLOAT)
+
+
+ATOM_STEPS = 2.0**20  # atoms from 0 to the largest magnitude that float32 tells apart, each in 8 steps
+
+
+def check_atoms(low: float, high: float, count: int, flags: str) -> None:
+    """Raise UsageError, naming the `flags`, unless float32 tells `count` equally spaced numbers apart, and returns
+    between them.
+    """
+    spacing = (high - low) / (count - 1)
+    least = max(SMALLEST_FLOAT, max(abs(low), abs(high)) / ATOM_STEPS)
+    if high - low <= LARGEST_FLOAT / 4 and spacing >= least:
+        return
+    atoms = f"{count:,} atoms from {low:.10g} to {high:.10g}"
+    why = f"they are {spacing:.3g} apart, and float32 needs {least:.3g} there"
+    if spacing >= least:
+        why = f"float32 computes with ranges up to {LARGEST_FLOAT / 4:.3g}"
+    raise UsageError(f"{flags}: {atoms} cannot be told apart: {why}")
 
 
 @functools.cache

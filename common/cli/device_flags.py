@@ -191,6 +191,9 @@ class ReplayArgs:
             )
         shares = f"--num-devices {self.num_devices}" if self.num_devices else f"{self.processes} processes"
         check_multiple("--batch-size", self.batch_size, self.sharing(self.num_devices or self.processes), shares)
+        least = self.n_steps * self.envs_per_update
+        if self.n_steps > 1 and min(self.learning_starts, self.buffer_size) < least:
+            raise UsageError(f"--n-steps {self.n_steps} needs --learning-starts and --buffer-size of at least {least}")
         if self.num_steps > self.capacity:
             raise UsageError(f"--num-steps {self.num_steps} is more than --buffer-size holds of each: {self.capacity}")
 

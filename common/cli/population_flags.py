@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from random import Random
 from typing import Annotated, Any, NamedTuple
 
-from common.cli.checks import Bounds, Count, CountOrZero, check_bounds, flag_of, kinds_of, note_of, sweepable
+from common.cli.checks import (
+    Bounds,
+    Count,
+    CountOrZero,
+    check_bounds,
+    flag_of,
+    kinds_of,
+    limits_of,
+    note_of,
+    sweepable,
+)
 from common.cli.env_flags import FORMS, PREFIX, Draw, read_draw, rounded
 from common.cli.errors import UsageError, shortened
 from common.cli.run_flags import Members, RunArgs
@@ -22,10 +32,11 @@ def clipped(number: float, low: float, high: float) -> float:
 
 
 class Rules(NamedTuple):
-    """How members exchange weights and change hyper-parameters; all but the first two are constants."""
+    """How members exchange weights and change hyper-parameters; all but the first three are constants."""
 
     window: int  # newest episodes whose mean is the objective
     ways: dict[str, str]  # how each flag changes, see `Swept.by`
+    limits: dict[str, tuple[float, float]] = {}  # lowest and highest value of flags that have such
     fraction: float = 0.3  # of the members that are among the best, and among the worst
     gap: float = 0.1  # by which a better one has to be better, relative to the larger magnitude
     mutation_rate: float = 0.15  # probability that a value changes
@@ -44,7 +55,8 @@ class Rules(NamedTuple):
         way = self.ways.get(name)
         if way == "complement":
             return 1 - clip((1 - value) * factor, MIN_COMPLEMENT, 1.0)
-        return clip(value * factor, 0.0, 1.0) if way == "share" else value * factor
+        low, high = (0.0, 1.0) if way == "share" else self.limits.get(name, (-math.inf, math.inf))
+        return clip(value * factor, low, high)
 
 
 @dataclass(kw_only=True)
@@ -123,9 +135,14 @@ class PbtArgs(RunArgs):
             values[name][0] = getattr(self, name)  # of the control
         return Members(seeds, values)
 
+    def values_of(self, name: str) -> list[Any]:
+        """A flag's value, or those that --sweep gives members; evolution begins near those, within all limits."""
+        return super().values_of(name) if name in self.swept else [getattr(self, name)]
+
     @property
     def rules(self) -> Rules:
-        return Rules(self.pbt_window, sweepable(type(self)))
+        ways, kinds = sweepable(type(self)), kinds_of(type(self))
+        return Rules(self.pbt_window, ways, {name: limits_of(note_of(kinds[name], Bounds)) for name in ways})
 
     @property
     def exchange_interval(self) -> int:

@@ -4,7 +4,7 @@ The driver does the rest, once for all algorithms: keys and counters, schedules,
 metrics, several seeds, members and devices.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -39,6 +39,8 @@ class OnPolicy(NamedTuple):
     initial_memory: Callable | None = None  # number of environments N -> memory [N, ...] that `act` begins with
     training_memory: Callable | None = None  # likewise of `explore`, where that carries more, such as the critic's
     wants_reward: bool = False  # whether actions depend on the last reward
+    limits: Mapping[str, tuple[float, float]] = {}  # by flag, what evolution keeps it within here: lowest and highest
+    cautions: Mapping[str, tuple[float, str]] = {}  # by metric, above which value a run warns once, and of what
 
 
 class OffPolicy(NamedTuple):
@@ -51,6 +53,8 @@ class OffPolicy(NamedTuple):
     observe: Callable = lambda learner, transitions, valid: learner  # what a learner keeps of all that is stored
     initial_memory: None = None
     wants_reward: bool = False
+    limits: Mapping[str, tuple[float, float]] = {}  # as above, as is this:
+    cautions: Mapping[str, tuple[float, str]] = {}
 
 
 class Now(NamedTuple):

@@ -6,6 +6,7 @@ device does the same, to its replica or with --sharding members to its part.
 """
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -28,22 +29,26 @@ SOURCE = "pbt/source"  # whose weights a member has now: its own place, or anoth
 OBJECTIVE = "pbt/objective"  # by which members are sorted; -inf where there is none
 
 
-def evolve(args: PbtArgs, before: jax.Array, state: Any) -> tuple[Any, Metrics]:
+def evolve(
+    args: PbtArgs, before: jax.Array, state: Any, limits: Mapping[str, tuple[float, float]] | None = None
+) -> tuple[Any, Metrics]:
     """The state [S, ...] after an exchange, if one is due since there were `before` [] updates, and metrics.
 
-    With --sharding members each device has its own part of the agents: all gather them, and compute the same exchange.
+    `limits` are those of the algorithm. With --sharding members each device has its own part of the agents: all gather
+    them, and compute the same exchange.
     """
+    rules = args.rules._replace(limits=args.rules.limits | (limits or {}))
     every, start = (-(-steps // args.steps_per_update) for steps in (args.exchange_interval, args.pbt_start))
     size, apart = state.run.updates.size, args.sharding == "members"
     places = global_ids(size, GROUPS) if apart else jnp.arange(size)
 
     def at_rest(learner: Any, run: RunState) -> tuple[Any, RunState, Metrics]:
-        return learner, run, {SOURCE: places, OBJECTIVE: objective_of(learner, run, args.rules.window)}
+        return learner, run, {SOURCE: places, OBJECTIVE: objective_of(learner, run, rules.window)}
 
     def exchanged(*own: Any) -> tuple[Any, RunState, Metrics]:
         if apart:
             own = with_keys(jax.tree.map(lambda x: gathered(x, GROUPS), key_data(own)), own)
-        after = exchange(*own, args.evolving, args.rules)
+        after = exchange(*own, args.evolving, rules)
         return jax.tree.map(lambda x: x[places], after) if apart else after
 
     now = state.run.updates[0]

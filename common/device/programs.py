@@ -47,7 +47,7 @@ def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
         before = state.run.updates[0]
         state, metrics, broken = over_seeds(lambda state: update_one(state, num_updates), state)
         if args.pbt:
-            state, more = evolve(args, before, state)
+            state, more = evolve(args, before, state, algorithm.limits)
             metrics |= more
         return state, metrics, broken
 
@@ -63,6 +63,8 @@ def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
 
     def init(members: Members | jax.Array) -> TrainState:
         members = members if isinstance(members, Members) else Members(members, {})
+        limits = {name: pair for name, pair in algorithm.limits.items() if name in members.hyper}
+        members = members._replace(hyper=members.hyper | {n: jnp.clip(members.hyper[n], *x) for n, x in limits.items()})
         return jax.lax.map(lambda x: driver.init(*x), members)  # vmapped orthogonal matrices can deadlock
 
     return Programs(init, update, evaluate)

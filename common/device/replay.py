@@ -69,7 +69,7 @@ class Replay(struct.PyTreeNode):
         With several `num_steps` the data are a `Transition`, with the rewards and the next observation of so many steps
         (Sutton & Barto 2018, 7.1), fewer where the episode ends; a ring's newest `num_steps` - 1 are not drawn.
         """
-        ring, place = self._places(keys, per_group, jnp.maximum(self.filled - num_steps + 1, 0))
+        ring, place = self._places(keys, per_group, self._drawable(num_steps))
         if num_steps == 1:
             return jax.tree.map(lambda x: x[ring, place], self.data)
         oldest = jnp.where(self.count > self.capacity, self.count, 0)[ring]
@@ -82,6 +82,15 @@ class Replay(struct.PyTreeNode):
         first, last = (jax.tree.map(lambda x: x[ring, slot], self.data) for slot in (slots[0], newest))
         reward = jnp.sum(self.data.reward[ring, slots] * used * powers[:-1, None], axis=0)
         return last._replace(obs=first.obs, action=first.action, reward=reward, discount=powers[count])
+
+    def can_sample(self, groups: int, num_steps: int = 1) -> jax.Array:
+        """Whether each of this device's `groups` of rings has something to draw for `sample`, []."""
+        of_groups = self._drawable(num_steps).reshape(groups, -1)
+        return jnp.all(jnp.any(of_groups > 0, axis=1))
+
+    def _drawable(self, num_steps: int) -> jax.Array:
+        """Transitions of each ring, [N], that begin so many steps."""
+        return jnp.maximum(self.filled - num_steps + 1, 0)
 
     def _places(self, keys: jax.Array, per_group: int, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Rings and places in them [G * per_group], uniformly among the first `counts` [N] of each."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext, redirect_stdout
 from types import ModuleType
 from typing import Any
 
-from common.cli.checks import LARGEST
+from common.cli.checks import LARGEST, float32_rule
 from common.cli.errors import FailedEnvError, UsageError
 
 COUNTS = "max_steps_in_episode", "max_timesteps", "max_num_steps_per_episodes", "max_steps", "time_limit"
@@ -32,6 +32,8 @@ def changed_params(name: str, known: dict[str, Any], given: dict[str, Any]) -> d
             raise UsageError(f"{name} has no parameter {field!r}; it has {', '.join(known) or 'none'}")
         if not _is_like(value, known[field]):
             raise UsageError(f"{name} parameter {field!r} must be like {known[field]!r}, got {value!r}")
+        if rule := _rule_of_devices(value, known[field]):
+            raise UsageError(f"{name} parameter {field!r} must be {rule}, got {value!r}")
         if field in COUNTS:
             check_time_limit(name, field, value)
     return {field: type(known[field])(value) for field, value in given.items()}
@@ -50,6 +52,16 @@ def is_number(x: Any) -> bool:
     """Tell a plain number, or one of NumPy's or JAX's, from everything else."""
     kind = getattr(getattr(x, "dtype", None), "kind", "O")  # PyTorch's types have none
     return isinstance(x, bool | int | float) or (kind in "biuf" and x.shape == ())
+
+
+def _rule_of_devices(value: Any, known: Any) -> str:
+    """Rule, in words, that a number in place of a `known` one breaks, as devices cannot compute with it; else empty."""
+    if isinstance(known, tuple):
+        return next(filter(None, map(_rule_of_devices, value, known)), "")
+    if isinstance(known, float):
+        return float32_rule(float(value))
+    is_large = isinstance(known, int) and abs(value) > LARGEST
+    return f"at most {LARGEST:,} in magnitude" if is_large else ""
 
 
 def settable(values: Callable | Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from common.envs.environment import Env, Step
 from common.envs.suite_tools import changed_params, readable_errors
 
 REDUCTIONS = "sum", "max", "min", "last"  # what metrics can be but means, as the ends of their names say
+WHOLE = 2**24  # up to which float32, in which members and episodes have their numbers, has all whole ones
 CHOOSE = "let it be one of some numbers, as by choice:100,500"
 
 
@@ -62,6 +63,8 @@ def check_number(env: Env, name: str, values: Iterable[float]) -> None:
     for value in values:
         if isinstance(known[name], int) and not float(value).is_integer():
             raise UsageError(f"{env.name} parameter {name!r} is a whole number, not {value:g}: {CHOOSE}")
+        if isinstance(known[name], int) and abs(value) > WHOLE:
+            raise UsageError(f"{env.name} parameter {name!r} may differ up to {WHOLE:,}, got {value:,.0f}")
         changed_params(env.name, known, {name: value})
 
     def stepped(number: jax.Array) -> Any:

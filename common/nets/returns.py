@@ -47,12 +47,25 @@ class Returns(struct.PyTreeNode):
         mixed = jax.nn.logsumexp(log_probs + jax.nn.log_softmax(self.logits), axis=-2)
         return self.replace(atoms=self.atoms[..., 0, :], logits=mixed)
 
+    def outside(self) -> jax.Array:
+        """Probability of returns below `low` or above `high`, which `project` moves to those, [...]."""
+        beyond = (self.atoms < self.low) | (self.atoms > self.high)
+        return jnp.sum(jax.nn.softmax(self.logits), axis=-1, where=beyond)
+
     def error(self, target: "Returns") -> jax.Array:
         """Squared error of a number, else the cross entropy with the target's distribution over our atoms, [...]."""
         if self.logits is None:
             return jnp.square(self.mean() - target.mean())
         probs = project(jax.nn.softmax(target.logits), target.atoms, self.low, self.high)
         return -jnp.sum(probs * jax.nn.log_softmax(self.logits), axis=-1)
+
+
+MOST_OUTSIDE = 0.2  # of the returns; at first a network that knows nothing is outside with some of them
+
+
+def caution_of_support(flags: str) -> dict[str, tuple[float, str]]:
+    """The `cautions` of an algorithm whose metric `q/outside` is the share of returns beyond what `flags` say."""
+    return {"q/outside": (MOST_OUTSIDE, f"so much of the returns is beyond {flags} and counts as that; make it wider")}
 
 
 def project(probs: jax.Array, returns: jax.Array, low: float, high: float) -> jax.Array:

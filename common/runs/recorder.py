@@ -124,6 +124,17 @@ class Recorder:
                 raise self._error(chunk)
             self._run.console.update(chunk.last_step, row)
             self._give_up(chunk)
+            self._caution(row)
+
+    def _caution(self, row: Row) -> None:
+        """Say, once, what the algorithm has to say of metrics that are above the value that it names."""
+        cautions = self._run.cautions
+        for metric, (most, text) in list(cautions.items()):
+            value = row.get(metric)
+            found = [x for x in (value if isinstance(value, list) else [value]) if x is not None]
+            if max(found, default=most) > most:
+                del cautions[metric]
+                self._run.console.warn(f"by step {row['env_steps']:,} {metric} is {max(found):.2g}: {text}")
 
     def close(self) -> None:
         if self._log:

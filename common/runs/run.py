@@ -7,7 +7,7 @@ evaluation or a checkpoint needs it first.
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, partial
 from typing import Any
@@ -43,12 +43,16 @@ class Run:
         devices: list[jax.Device],
         notes: dict[str, str],
         callback: Callback | None = None,
+        cautions: Mapping[str, tuple[float, str]] | None = None,
     ):
-        """`env` has a `name` and a `spec`. `notes` are lines for the header, by the word that they begin with."""
+        """`env` has a `name` and a `spec`. `notes` are lines for the header, by the word that they begin with.
+
+        `cautions` are an algorithm's, see `OnPolicy`.
+        """
         import_writers(args)  # which fails before anything is written
         set_up_cache()
         self.args, self.devices, self.is_game = args, devices, getattr(env, "is_game", False)
-        self.env_name = env.name
+        self.env_name, self.cautions = env.name, dict(cautions or {})  # those that are not said yet
         self.total = args.num_updates * args.steps_per_update
         self._end = min(self.total, args.stop_after or self.total)  # of this invocation
         self._intervals = {"log": args.log_interval, "exchange": args.exchange_interval}

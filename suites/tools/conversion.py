@@ -8,9 +8,8 @@ import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs import spaces
+from common.envs.numbers import narrow
 from common.envs.spaces import EnvSpec
-
-NARROW = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}  # as JAX computes
 
 
 class Conversion:
@@ -26,7 +25,9 @@ class Conversion:
         actions = spaces.convert(action_space, "action space")
         dtype_of = partial(_dtype, name)
         self._action_dtype = spaces.map_leaves(dtype_of, actions, action_space)
-        dtype = jax.tree.map(lambda x: NARROW.get(x, x), spaces.map_leaves(dtype_of, self.theirs, observation_space))
+        dtype = spaces.map_leaves(
+            lambda leaf, theirs: _narrow(dtype_of(leaf, theirs), theirs), self.theirs, observation_space
+        )
         self.spec = EnvSpec(name, spaces.map_leaves(_channels_last, self.theirs), dtype, actions)
 
     def observations(self, obs: Any) -> Any:
@@ -43,9 +44,12 @@ def _dtype(name: str, leaf: spaces.Leaf, theirs: Any) -> np.dtype:
     """The type of a part on their side. Raises UsageError where it is not supported."""
     if hasattr(theirs, "spaces"):
         raise UsageError(f"environment {name}: actions of several choices must be MultiDiscrete, not a Tuple")
-    if np.any(getattr(theirs, "start", 0)):
-        raise UsageError(f"environment {name}: {theirs} does not start at 0, which is not supported")
     return np.dtype(theirs.dtype)
+
+
+def _narrow(dtype: np.dtype, theirs: Any) -> np.dtype:
+    """The type of a part on our side: by its own bounds, since ours are rounded."""
+    return narrow(dtype, theirs.low, theirs.high) if hasattr(theirs, "low") else narrow(dtype)
 
 
 def _in_type(action: np.ndarray, dtype: Any) -> np.ndarray:

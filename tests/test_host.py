@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from test_appo import rows, small_args, train
 import common.actors.host_evaluation
 import common.actors.threads
 from common import play
-from common.actors.actor import Actor, inspect_env
+from common.actors.actor import Actor, Stepper, inspect_env
 from common.actors.batches import ActorsFailed
 from common.actors.host_evaluation import HostEvaluation, run_host_episodes
 from common.actors.threads import GRACE, Activity, Collected, ParameterSlots, RolloutQueue, Slot, Worker
@@ -42,6 +43,7 @@ from common.device.agents import Player, Policy
 from common.device.evaluation import SEED
 from common.device.interface import OnPolicy
 from common.envs.host import evaluation_params
+from common.envs.numbers import cast
 from common.envs.registry import make_host
 from common.envs.spaces import Box, Discrete, EnvSpec, map_leaves
 from suites.tools.checked import _element, of_each, true_of_each
@@ -670,3 +672,42 @@ def test_a_kill_leaves_nothing_of_environments_that_are_being_made(tmp_path):
 def test_numbers_that_end_the_process_in_envpool_are_refused(parameter):
     with pytest.raises(UsageError, match=parameter):
         make_host("envpool:CartPole-v1", 2, 0, json.dumps({parameter: -1}))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype", "wanted"),
+    [
+        (0, 2**31 - 1, np.int64, np.int32),
+        (0, 2**31, np.int64, np.float32),
+        (-(2**31) - 1, 0, np.int64, np.float32),
+        (-(2**63), 2**63 - 1, np.int64, np.float32),
+        (0, 2**64 - 1, np.uint64, np.float32),
+        (0, 5, np.uint64, np.int32),
+        (0, 2**32 - 1, np.uint32, np.uint32),
+        (-1, 1, np.float64, np.float32),
+    ],
+)
+def test_observations_of_64_bits_get_a_type_of_32_that_holds_their_bounds(low, high, dtype, wanted):
+    space = gymnasium.spaces.Dict({"part": gymnasium.spaces.Box(low, high, (1,), dtype)})
+    spec = Conversion("E", space, gymnasium.spaces.Discrete(2)).spec
+    assert spec.obs_dtype == {"part": wanted}
+    assert EnvSpec.from_json(spec.to_json()).obs_dtype == spec.obs_dtype
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(np.int64([5, 2**31]), np.int32), (np.uint64([2**64 - 1]), np.int32), (np.int64([256]), np.uint8)]
+    + [(np.float64([1e39]), np.float32), (np.float32([0.5]), np.int32), (np.int64([2]), bool)],
+)
+def test_a_number_that_a_type_does_not_hold_is_named(value, dtype):
+    with pytest.raises(OverflowError, match=re.escape(str(value[-1]))):
+        cast(value, dtype)
+    same = np.clip(value, 0, 1).astype(int)
+    assert cast(same, dtype).tolist() == same.tolist()
+
+
+def test_an_observation_outside_of_its_bounds_does_not_wrap():
+    spec = Conversion("E", gymnasium.spaces.Box(0, 9, (1,), np.int64), gymnasium.spaces.Discrete(2)).spec
+    envs = SimpleNamespace(spec=spec, num_envs=1, reset=lambda: np.int64([[5_000_000_000]]))
+    with pytest.raises(FailedEnvError, match="5000000000"):
+        Stepper(Worker("actor 0", envs=envs))

@@ -380,6 +380,33 @@ def test_batches_are_normalised_by_the_samples_of_all_devices_or_by_running_aver
     np.testing.assert_allclose(layer.apply(variables, x), (x - average) / usual, rtol=1e-5)
 
 
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("mean", [3, 1e3, 1e4])
+def test_batches_far_from_zero_are_normalised(mean, devices):
+    x = np.random.default_rng(0).normal(mean, 1, (256, 3)).astype(np.float32)
+    variables = (layer := BatchNorm()).init(jax.random.key(0), x)
+    y, new = over_devices(lambda x: layer.apply(variables, x, train=True, mutable="batch_stats"), devices, x)
+    exact = x.astype(float)
+    normal = (exact - exact.mean(0)) / np.sqrt(exact.var(0) + 1e-3)
+    np.testing.assert_allclose(np.reshape(y, (256, 3)), normal, atol=2e-2 if mean == 1e4 else 1e-3)
+    variance = new["batch_stats"]["averages"][0, 1]
+    np.testing.assert_allclose(variance, 0.99 + 0.01 * exact.var(0), rtol=1e-4)
+
+
+def test_gradients_go_through_the_mean_and_the_deviation_of_a_batch():
+    x, weight = np.random.default_rng(0).normal(3, 2, (2, 8, 3)).astype(np.float32)
+    variables = (layer := BatchNorm()).init(jax.random.key(0), x)
+
+    def total(x):
+        return jnp.sum(weight * layer.apply(variables, x, train=True, mutable="batch_stats")[0])
+
+    def wanted(x):
+        return jnp.sum(weight * (x - x.mean(0)) / jnp.sqrt(x.var(0) + layer.epsilon))
+
+    found = over_devices(jax.grad(total), 1, x)[0]
+    np.testing.assert_allclose(found, jax.grad(wanted)(x), atol=1e-4)
+
+
 def test_a_distribution_of_returns_is_shared_by_neighbours_mixed_over_actions_and_chosen_by_its_mean():
     rng = np.random.default_rng(0)
     q = Returns.of(rng.normal(size=(2, 6, 3, 5)).astype(np.float32), -2.0, 2.0)  # two of 3 actions over -2, -1, ..., 2

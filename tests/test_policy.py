@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import TRAINED, over_devices, ppo, sac, same_bits
+from helpers import TRAINED, over_devices, ppo, sac, same_bits, small_args
 from orbax.checkpoint import v1 as orbax
 
 from common.actors.host_evaluation import run_host_episodes
@@ -21,8 +21,9 @@ from common.cli.errors import UsageError
 from common.device.agents import Player, Policy
 from common.device.evaluation import SEED, run_episodes
 from common.device.interface import OnPolicy
+from common.device.optim import hp_of
 from common.envs.registry import make_host
-from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, map_leaves
+from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box, map_leaves
 from common.export import export_policy
 from common.policy import load_policy
 from common.runs.checkpoints import Checkpoints
@@ -299,3 +300,13 @@ def test_spaces_survive_a_config_file():
         assert (back.name, back.obs_dtype, back.action_space) == ("E", np.uint8, Discrete(2))
         assert type(back.observation_space) is type(space)
         assert all(np.array_equal(a, b) for a, b in zip(back.observation_space, space, strict=True))
+
+
+def test_observations_that_the_type_does_not_hold_are_refused():
+    args, spec = small_args(hidden_sizes=(4,)), EnvSpec("E", box((1,), 0, 9), np.dtype(np.int32), Discrete(2))
+    algorithm = ppo.make_ppo(args, spec)
+    policy = Policy(algorithm, algorithm.init(jax.random.key(0), hp_of(args)), spec)
+    assert policy(np.int64([7])) == policy(jnp.uint32([7]))
+    for obs in (np.int64([5_000_000_000]), np.uint64([2**64 - 1]), jnp.uint32([2**31])):
+        with pytest.raises(UsageError, match=str(obs[0])):
+            policy(obs)

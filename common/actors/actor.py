@@ -20,6 +20,7 @@ from common.device.statistics import Tally, kind_of
 from common.envs import spaces
 from common.envs.host import HostEnvs, HostStep, begins, evaluation_params
 from common.envs.masks import check_legal, legal_actions
+from common.envs.numbers import cast
 from common.envs.registry import make_host
 from common.envs.spaces import Box, Discrete, EnvSpec
 from common.envs.suite_tools import readable_errors, reason
@@ -63,7 +64,11 @@ class Stepper:
         wanted = len(self._length), *like.shape
         if obs.shape != wanted:
             raise FailedEnvError(f"the observations of {self._worker.name} have shape {obs.shape} instead of {wanted}")
-        obs = obs.astype(like.dtype, copy=False)
+        try:
+            obs = cast(obs, like.dtype)
+        except OverflowError as error:
+            said = "wrong bounds or a wrong type, if its space says otherwise"
+            raise FailedEnvError(f"an observation of {self._worker.name} has {error}: {said}") from None
         self._check_finite(obs, "observation")
         return obs
 

@@ -13,6 +13,7 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.masks import completed, policy_spec
+from common.envs.numbers import cast
 from common.envs.spaces import EnvSpec, batch_shape
 
 
@@ -163,7 +164,7 @@ class Policy:
             if not both_integers and not np.can_cast(x.dtype, like.dtype, "same_kind"):
                 raise UsageError(f"observations of {what} are {like.dtype}, got {x.dtype}")
             batches.add(x.shape[:axes])
-            typed.append(x.astype(like.dtype))
+            typed.append(_in_type(x, like.dtype, what))
         if len(batches) > 1:
             raise UsageError(f"all parts of observations must be of one batch, got batches of {sorted(batches)}")
         return jax.tree.unflatten(jax.tree.structure(env.obs_like), typed), batches.pop()
@@ -203,3 +204,14 @@ class Policy:
 
     def __repr__(self) -> str:
         return f"Policy(env={self.env.name!r}, run_dir={str(self.run_dir)!r}, step={self.step}, seed={self.seed})"
+
+
+def _in_type(x: Any, dtype: np.dtype, what: str) -> Any:
+    """Observations of `what` in that type. Raises UsageError where it does not hold one of them, as far as is known."""
+    if isinstance(x, jax.core.Tracer) or np.can_cast(x.dtype, dtype, "safe"):
+        return x.astype(dtype)
+    try:
+        typed = cast(np.asarray(x), dtype)
+    except OverflowError as error:
+        raise UsageError(f"an observation of {what} has {error}") from None
+    return jnp.asarray(typed) if isinstance(x, jax.Array) else typed

@@ -144,7 +144,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
         state = TrainState(state.learner, actors, state.run.replace(recent=recent))
         state, tally = learn(state, new, steps.terminated | steps.truncated, learn_key, due)
         # Learning may meet a broken number long after it was stored: these show it at once, before it can be saved.
-        magnitudes = [jnp.mean(jnp.abs(x * 1.0)) for x in jax.tree.leaves(transition.next_obs)]
+        magnitudes = [jnp.mean(jnp.abs(jnp.float32(x))) for x in jax.tree.leaves(transition.next_obs)]
         found = {"env/reward": jnp.mean(out.reward), "env/obs_magnitude": sum(magnitudes) / len(magnitudes)}
         tally |= Tally.of(flat_pmean(found) | legal_metrics(transition.obs, env.action_space, AXIS))
         return state, tally, episodes

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.cli.errors import UsageError
+from common.envs.numbers import HIGHEST, narrow
 
 
 class Discrete(NamedTuple):
@@ -56,6 +57,7 @@ class Box(NamedTuple):
         return f"Box{list(self.shape)}{kind}"
 
 
+UNBOUNDED = 2.0**62  # bounds of whole numbers from here on say that there are none
 ILLEGAL = -1e9  # a logit whose probability is 0, and which is finite, as 0 times infinity is not
 Leaf = Discrete | MultiDiscrete | Box
 Space = Leaf | dict[str, "Space"] | tuple["Space", ...]
@@ -77,8 +79,7 @@ def convert(space: Any, what: str) -> Space:
     acting = what.startswith("action")
     if isinstance(space, (Discrete, MultiDiscrete)):
         return space
-    if np.any(getattr(space, "start", 0)):
-        raise ValueError(f"{what} {space!r} does not start at 0, which is not supported")
+    _check_choices(space, what)
     if hasattr(space, "nvec") or hasattr(space, "n"):
         return _choices(space, acting)
     if hasattr(space, "low"):
@@ -154,10 +155,22 @@ def _unusual(space: Any, usual: Any) -> np.dtype | None:
     return None if own == usual else own
 
 
+def _check_choices(space: Any, what: str) -> None:
+    """Raise ValueError where the choices of a space do not begin at 0, or are more than can be counted."""
+    if np.any(getattr(space, "start", 0)):
+        raise ValueError(f"{what} {space!r} does not start at 0, which is not supported")
+    if np.any(np.asarray(getattr(space, "nvec", getattr(space, "n", 0))) > HIGHEST):
+        raise ValueError(f"{what} {space!r} has more than {HIGHEST:,} choices")
+
+
 def as_seen(name: str, space: Space, obs: Any) -> tuple[Space, Any]:
     """A space with the shapes of an observation, and the observation's types: what is declared is sometimes wrong."""
 
     def fitting(leaf, x):
+        if isinstance(leaf, Box) and x.dtype in (np.int32, np.uint32):
+            largest = np.max(np.abs(leaf.high), where=np.abs(leaf.high) < UNBOUNDED, initial=0)
+            if largest > np.float32(np.iinfo(x.dtype).max):
+                raise UsageError(f"environment {name}: {x.dtype} does not hold {largest:g}, which its space declares")
         return leaf if not isinstance(leaf, Box) or leaf.shape == x.shape else box(x.shape)
 
     if (found := jax.tree.structure(obs)) != jax.tree.structure(map_leaves(lambda leaf: 0, space)):
@@ -342,8 +355,12 @@ class EnvSpec(NamedTuple):
     def from_json(cls, stored: dict[str, Any]) -> "EnvSpec":
         """The inverse of `to_json`."""
         observation, action = (_from_json(stored[name]) for name in ("observation_space", "action_space"))
-        dtype = map_leaves(lambda leaf, name: jnp.dtype(name), observation, stored["obs_dtype"])
+        dtype = map_leaves(lambda leaf, name: _narrow(leaf, jnp.dtype(name)), observation, stored["obs_dtype"])
         return cls(str(stored["name"]), observation, dtype, action, tuple(map(str, stored.get("channels_first", ()))))
+
+
+def _narrow(leaf: Leaf, dtype: np.dtype) -> np.dtype:
+    return narrow(dtype, leaf.low, leaf.high) if isinstance(leaf, Box) else narrow(dtype)
 
 
 def _to_json(space: Space) -> dict[str, Any]:

@@ -180,8 +180,10 @@ class BatchNorm(nn.Module):
 
         mean, deviation = running_mean, running_deviation = scale_of(averages.value)
         if train:
-            mean, squares = flat_pmean(jnp.stack([jnp.mean(x, axis=0), jnp.mean(jnp.square(x), axis=0)]))
-            of_batch = jnp.stack([mean, jnp.maximum(squares - jnp.square(mean), 0.0)])
+            mean = flat_pmean(jnp.mean(x, axis=0))
+            # The mean as a constant: the derivative of the variance by it is zero. E[x^2] - E[x]^2 would cancel
+            centred = x - jax.lax.stop_gradient(mean)
+            of_batch = jnp.stack([mean, flat_pmean(jnp.mean(jnp.square(centred), axis=0))])
             mean, deviation = scale_of(of_batch)
             if self.renorm:  # mean and deviation with which (x - mean) / deviation is the renormalised x
                 warm = batches.value >= self.warmup

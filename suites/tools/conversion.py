@@ -8,9 +8,8 @@ import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs import spaces
+from common.envs.numbers import narrow
 from common.envs.spaces import EnvSpec
-
-NARROW = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}  # as JAX computes
 
 
 class Conversion:
@@ -26,7 +25,9 @@ class Conversion:
         actions = spaces.convert(action_space, "action space")
         dtype_of = partial(_dtype, name)
         self._action_dtype = spaces.map_leaves(dtype_of, actions, action_space)
-        dtype = jax.tree.map(lambda x: NARROW.get(x, x), spaces.map_leaves(dtype_of, self.theirs, observation_space))
+        dtype = spaces.map_leaves(
+            lambda leaf, theirs: _narrow(dtype_of(leaf, theirs), theirs), self.theirs, observation_space
+        )
         self.spec = EnvSpec(
             name=name,
             observation_space=spaces.map_leaves(_channels_last, self.theirs),
@@ -50,6 +51,11 @@ def _dtype(name: str, leaf: spaces.Leaf, theirs: Any) -> np.dtype:
     if hasattr(theirs, "spaces"):
         raise UsageError(f"environment {name}: actions of several choices must be MultiDiscrete, not a Tuple")
     return np.dtype(theirs.dtype)
+
+
+def _narrow(dtype: np.dtype, theirs: Any) -> np.dtype:
+    """The type of a part on our side: by its own bounds, since ours are rounded."""
+    return narrow(dtype, theirs.low, theirs.high) if hasattr(theirs, "low") else narrow(dtype)
 
 
 def _stacked(leaf: spaces.Leaf) -> bool:

@@ -1,5 +1,6 @@
 """envpool's environments, stepped by C++ threads: `envpool:Pong-v5`."""
 
+import math
 from typing import Any
 
 import jax
@@ -7,12 +8,19 @@ import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs.host import HostOptions, HostStep
-from common.envs.suite_tools import check_time_limit, import_package, refuse_params
+from common.envs.suite_tools import changed_params, check_time_limit, import_package, refuse_params
 from suites.tools.checked import of_each
 from suites.tools.conversion import Conversion
 from suites.tools.shared import FRAMES
 
 MOST_THREADS = 1024
+MOST_FRAMES = 64  # stacked in front of a picture, whose sides are longer
+LARGEST_SIZE = 4096  # of a picture and the like
+TAKEN = ("env_type", "batch_size", "gym_reset_return_info", "base_path", "env_seed", "max_num_players")
+"""Parameters that this file sets, or that would give it other arrays."""
+TAKEN += ("task", "task_name", "env_name", "hand_task", "adroit_task", "obs_dim", "goal_dim", "action_dim")
+TAKEN += ("qpos_dim", "qvel_dim", "reset_dim", "constraint_obs_dim")
+"""Parameters that the id of an environment says; others would end the process."""
 
 
 def ids() -> list[str]:
@@ -23,12 +31,8 @@ class SuiteEnv:
     """They reset in a step of their own, or with `resets_in_step` where they are told to; they cannot be killed."""
 
     def __init__(self, name: str, env_id: str, options: HostOptions):
-        params, envpool = options.env_params, import_package("envpool")
-        refuse_params(params, ("env_type", "batch_size", "gym_reset_return_info", "base_path"))
-        threads = params.get("num_threads", 0)
-        if not isinstance(threads, int) or not 0 <= threads <= MOST_THREADS:  # envpool would end the process
-            raise UsageError(f"{name} parameter 'num_threads' must be 0 (all cores) to {MOST_THREADS}, got {threads!r}")
-        check_time_limit(name, "max_episode_steps", params.get("max_episode_steps", 1))
+        envpool = import_package("envpool")
+        params = _checked_params(envpool, name, env_id, options.env_params)
         if options.frames and "mujoco" not in envpool.registration.registry.specs[env_id][0]:
             params = params | FRAMES  # MuJoCo would end the process where there is no display
         params = params | {"num_envs": options.num_envs, "seed": options.seed}
@@ -66,3 +70,38 @@ class SuiteEnv:
 
     def kill(self) -> None:
         pass
+
+
+def _checked_params(envpool: Any, name: str, env_id: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The parameters that are `given`, in envpool's types.
+
+    Raises UsageError where one is unknown or out of range: envpool checks few, and C++ ends the process or goes on.
+    """
+    refuse_params(given, TAKEN)
+    if not given:
+        return {}
+    config = envpool.make_spec(env_id).config
+    known = dict(zip(config._fields, config, strict=True))
+    open_to_all = {field: value for field, value in known.items() if field not in (*TAKEN, "num_envs", "seed")}
+    params = changed_params(name, open_to_all, given)
+    for field, value in params.items():
+        if field == "max_episode_steps":
+            check_time_limit(name, field, value)
+            continue
+        low, high = _range(field, known[field])
+        if isinstance(value, int | float) and not low <= value <= high:
+            raise UsageError(f"{name} parameter {field!r} must be at least {low} and at most {high}, got {value!r}")
+        if isinstance(value, str) and value != known[field] and (set(value) & set("/\\\0") or ".." in value):
+            raise UsageError(f"{name} parameter {field!r} must be a name, not a path, got {value!r}")
+    return params
+
+
+def _range(field: str, default: Any) -> tuple[float, float]:
+    """The least and the largest value of a parameter with this default."""
+    if field == "num_threads":
+        return 0, MOST_THREADS
+    if isinstance(default, float):
+        return (0.0, 1.0) if "prob" in field else (-math.inf, math.inf)
+    if not isinstance(default, int) or isinstance(default, bool):
+        return -math.inf, math.inf
+    return min(default, 1), MOST_FRAMES if "stack" in field else LARGEST_SIZE

@@ -668,10 +668,37 @@ def test_a_kill_leaves_nothing_of_environments_that_are_being_made(tmp_path):
     wait_until(lambda: not any(map(runs, simulators)))
 
 
-@pytest.mark.parametrize("parameter", ["num_threads", "max_episode_steps"])
-def test_numbers_that_end_the_process_in_envpool_are_refused(parameter):
+@pytest.mark.parametrize(
+    ("env_id", "parameter", "value"),
+    [
+        ("CartPole-v1", "num_threads", -1),
+        ("CartPole-v1", "max_episode_steps", -1),
+        ("CartPole-v1", "batch_size", 1),
+        ("CartPole-v1", "unheard_of", 1),
+        ("Pong-v5", "stack_num", -1),
+        ("Pong-v5", "stack_num", 0),
+        ("Pong-v5", "stack_num", True),
+        ("Pong-v5", "img_height", 0),
+        ("Pong-v5", "img_width", 10**9),
+        ("Pong-v5", "frame_skip", 0),
+        ("Pong-v5", "noop_max", 0),
+        ("Pong-v5", "difficulty", -2),
+        ("Pong-v5", "repeat_action_probability", 1.5),
+        ("Pong-v5", "task", "../../evil"),
+        ("Pong-v5", "base_path", "/tmp"),
+        ("HalfCheetah-v4", "xml_file", "../half_cheetah.xml"),
+        ("HalfCheetah-v4", "ctrl_cost_weight", float("nan")),
+    ],
+)
+def test_what_would_end_the_process_in_envpool_is_refused(env_id, parameter, value):
     with pytest.raises(UsageError, match=parameter):
-        make_host("envpool:CartPole-v1", 2, 0, json.dumps({parameter: -1}))
+        make_host(f"envpool:{env_id}", 2, 0, json.dumps({parameter: value}))
+
+
+def test_numbers_in_their_range_reach_envpool():
+    params = json.dumps({"stack_num": 2.0, "img_height": 40, "noop_max": 1})
+    with closing(make_host("envpool:Pong-v5", 1, 0, params)) as envs:
+        assert envs.reset().shape == (1, 40, 84, 2)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from gymnax.environments.spaces import Box, Dict, Discrete, Tuple
 from ppo_pmap import Args, train  # noqa: F401  (re-exported)
 
 import common.device.programs
+import common.runs.run
 from common.device.collectives import in_one_order
 from common.device.drivers import Driver, off_policy, on_policy
 from common.device.interface import OffPolicy
@@ -203,6 +204,19 @@ def calls_of_gae(monkeypatch: Any, args: Any, critic: type, updates: int) -> lis
     assert len(calls) == updates * args.num_seeds
     assert any(truncated[-1].any() for *_, truncated in calls)  # also in the last step of a rollout
     return calls
+
+
+def compiled_updates(monkeypatch: Any) -> list[Any]:
+    """The updates of the runs to come, as they were compiled."""
+    updates, compile_together = [], common.runs.run.compile_together
+
+    def noting(*inputs):
+        programs = compile_together(*inputs)
+        updates.append(programs.update)
+        return programs
+
+    monkeypatch.setattr(common.runs.run, "compile_together", noting)
+    return updates
 
 
 class Watch:

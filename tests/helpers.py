@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from gymnax.environments.spaces import Box, Dict, Discrete, Tuple
 from ppo_pmap import Args, train  # noqa: F401  (re-exported)
 
 import common.device.programs
+import common.runs.run
+from common.device.collectives import in_one_order
 from common.device.drivers import Driver, off_policy, on_policy
 from common.device.interface import OffPolicy
 from common.device.programs import Programs, for_seeds
@@ -99,9 +102,9 @@ def init_over(args: Args, env: Env, num_devices: int) -> Callable[[], TrainState
 
 def programs(args: Args, env: Env, num_devices: int):
     """`init` and `update` over devices, compiled as a run compiles them, without the run around them."""
-    init, update = init_over(args, env, num_devices), functions_of(args, env).update
-    how = {"axis_name": AXIS, "devices": jax.devices()[:num_devices]}
-    update = jax.pmap(update, in_axes=(0, None), out_axes=(0, None, None), **how)
+    init, devices = init_over(args, env, num_devices), jax.devices()[:num_devices]
+    update = in_one_order(functions_of(args, env).update, devices, AXIS)
+    update = jax.pmap(update, in_axes=(0, None), out_axes=(0, None, None), axis_name=AXIS, devices=devices)
     update = update.lower(jax.eval_shape(init), np.int32(0)).compile(common.device.programs._options(1))
     return init, update
 
@@ -111,6 +114,43 @@ def run_updates(args: Args, env: Env, num_devices: int, updates: int) -> tuple[T
     init, update = programs(args, env, num_devices)
     state, metrics, _ = update(init(), np.int32(updates))
     return state, jax.device_get(metrics)
+
+
+COLLECTIVES = {"all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter"}
+
+
+def collectives_beside_each_other(compiled: Any) -> list[str]:
+    """Pairs of collectives, or of loops and branches with some, of which neither needs a result of the other.
+
+    Also fails where a compiled program has no collectives.
+    """
+    programs: dict[str, dict[str, tuple[str, list[str]]]] = {}
+    for line in compiled.as_text().splitlines():
+        if begin := re.match(r"(?:ENTRY )?%?([\w.-]+) \(.*\{$", line):
+            program = programs[begin[1]] = {}
+        elif found := re.match(r" +(?:ROOT )?%([\w.-]+) = .*? ([a-z][\w-]*)\((.*)", line):
+            name, operation, rest = found.groups()
+            program[name] = operation, re.findall(r"%([\w.-]+)", rest)
+
+    @functools.cache
+    def exchanges(name: str) -> bool:
+        operations = programs.get(name, {}).values()
+        return any(kind in COLLECTIVES or any(map(exchanges, names)) for kind, names in operations)
+
+    pairs, count = [], 0
+    for program in programs.values():
+        needed: dict[str, set[str]] = {}
+        last = None
+        for name, (operation, names) in program.items():
+            needed[name] = set().union(*(needed[x] | {x} for x in names if x in needed))
+            if operation not in COLLECTIVES and not any(map(exchanges, names)):
+                continue
+            count += 1
+            if last is not None and last not in needed[name]:
+                pairs.append(f"{last} and {name}")
+            last = name
+    assert count
+    return pairs
 
 
 def relative_difference(a: Any, b: Any) -> float:
@@ -164,6 +204,19 @@ def calls_of_gae(monkeypatch: Any, args: Any, critic: type, updates: int) -> lis
     assert len(calls) == updates * args.num_seeds
     assert any(truncated[-1].any() for *_, truncated in calls)  # also in the last step of a rollout
     return calls
+
+
+def compiled_updates(monkeypatch: Any) -> list[Any]:
+    """The updates of the runs to come, as they were compiled."""
+    updates, compile_together = [], common.runs.run.compile_together
+
+    def noting(*inputs):
+        programs = compile_together(*inputs)
+        updates.append(programs.update)
+        return programs
+
+    monkeypatch.setattr(common.runs.run, "compile_together", noting)
+    return updates
 
 
 class Watch:

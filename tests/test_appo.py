@@ -12,7 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import Watch, metric_rows, relative_difference, replicas_are_identical, result_of, same_bits
+from helpers import (
+    Watch,
+    collectives_beside_each_other,
+    compiled_updates,
+    metric_rows,
+    relative_difference,
+    replicas_are_identical,
+    result_of,
+    same_bits,
+)
 from host_helpers import TOY, TOYS, made_up, rows_with, states_of
 from PIL import Image
 
@@ -298,9 +307,11 @@ def test_numbers_in_infos_are_logged(tmp_path):
 @pytest.mark.slow
 def test_learners_on_other_devices_learn_the_same(lockstep, tmp_path, monkeypatch):
     states, flags = states_of(monkeypatch, "finish"), PASSES | {"actor_threads": 1}
+    updates = compiled_updates(monkeypatch)
     split = train(tmp_path / "split", lockstep=True, actor_devices="0,3", learner_devices="1,2", **flags)
     assert relative_difference(split.params, lockstep[0].params) < 1e-5
     assert replicas_are_identical(states[-1])
+    assert not collectives_beside_each_other(updates[0])
     assert json.loads((tmp_path / "split" / "config.json").read_text())["devices"] == ["cpu:1", "cpu:2"]
 
 

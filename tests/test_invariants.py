@@ -12,6 +12,7 @@ import pytest
 from helpers import (
     Watch,
     calls_of_gae,
+    collectives_beside_each_other,
     dqn,
     init_over,
     make_env,
@@ -94,6 +95,13 @@ def test_x1_x3_x8_an_experiment_is_the_same_on_any_number_of_devices_and_beside_
         assert relative_difference(acting_part(one.learner), acting_part(to_host(start).learner)) > 1e-3
         loss = {"sac": "loss/q1", "pqn": "loss/q", "dqn": "loss/q"}.get(case[:3], "loss/total")
         assert metrics[loss][place] == pytest.approx(float(one_metrics[loss][0]), rel=1e-3)
+
+
+@pytest.mark.parametrize("case", BY_CASE)
+def test_x9_every_collective_waits_for_the_one_before_it(case):
+    """Two at once take all threads of XLA's runtime for CPUs: the devices wait for each other until it ends them."""
+    _, update = programs_of(case, CASES[case][3], 2)
+    assert not collectives_beside_each_other(update)
 
 
 def test_x8_no_orthogonal_matrix_is_made_for_several_seeds_at_once():

@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from helpers import metric_rows, ppo, relative_difference, small_args, small_sac_args
+from helpers import (
+    collectives_beside_each_other,
+    compiled_updates,
+    metric_rows,
+    ppo,
+    relative_difference,
+    small_args,
+    small_sac_args,
+)
 
 from common.cli.population_flags import PbtArgs, Rules
 from common.device.interface import RunState
@@ -219,11 +227,12 @@ def test_exchanges_are_rows_of_the_metrics(finished):
 
 
 @pytest.mark.slow
-def test_members_of_different_devices_exchange_as_on_one_and_resume_exactly(finished, tmp_path):
+def test_members_of_different_devices_exchange_as_on_one_and_resume_exactly(finished, tmp_path, monkeypatch):
     """And go on from each other's checkpoints: to the last bit on as many devices with members of their own."""
     result, folder = finished
-    flags = {"sharding": "members", "num_devices": 2}
+    flags, updates = {"sharding": "members", "num_devices": 2}, compiled_updates(monkeypatch)
     whole = train(tmp_path / "whole", **flags)
+    assert not collectives_beside_each_other(updates[0])
     part = train(tmp_path / "part", checkpoint_interval=32, stop_after=160, **flags)
     shutil.copytree(part.run_dir, tmp_path / "alone")
     assert ppo.train(ppo.Args.from_run(part.run_dir)).state_sha256 == whole.state_sha256

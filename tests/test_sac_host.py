@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import sac_pmap as sac
-from helpers import metric_rows, relative_difference, same_bits
+from helpers import collectives_beside_each_other, compiled_updates, metric_rows, relative_difference, same_bits
 from host_helpers import BOX, TOY, TOYS, made_up, rows_with, states_of
 
 from common.actors.batches import over_learners
@@ -168,8 +168,10 @@ TERMINATING = {"env_params": '{"terminates": true}', "learner_devices": "0,1", "
 )
 def test_the_buffer_of_a_run_has_steps_as_the_environments_took_them(flags, tmp_path, monkeypatch):
     """The toys observe their episode and their step, which is the limit of seven at the end."""
-    states = states_of(monkeypatch, "finish")
+    states, updates = states_of(monkeypatch, "finish"), compiled_updates(monkeypatch)
     train(tmp_path, **flags)
+    if "learner_devices" in flags:
+        assert not collectives_beside_each_other(updates[0])
     replay = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), to_host(states[0]).actors.replay.data)
     there = replay.next_obs[:, 1] > 0  # slots that are not in use have zeros
     assert there.sum() == 512

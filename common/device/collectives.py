@@ -11,7 +11,7 @@ threads, two collectives of one kind may meet and exchange each other's numbers,
 to the next one, through loops and branches: the operand of each depends on the result of the one before it. XLA has to
 keep to that, whatever its passes and its scheduler do, as it cannot know that the flag is false on every device. A
 device is then in one collective at most, in the same one as all others or in none, and while one device is in none, a
-thread is left for it. `tests/test_collectives.py` looks for this order in what XLA has compiled.
+thread is left for it. Tests look for this order in what XLA has compiled.
 """
 
 from collections.abc import Callable, Iterator
@@ -82,10 +82,10 @@ def _step(operation: JaxprEqn, operands: list[Any], never: jax.Array) -> Results
 def _collective(operation: JaxprEqn, operands: list[Any], never: jax.Array) -> Results:
     """Exchange `operands` one by one, each behind the one before it."""
     if len(operands) > 1:
-        parts = [operation.replace(invars=[x], outvars=[y]) for x, y in zip(operation.invars, operation.outvars)]
         results = []
-        for part, operand in zip(parts, operands, strict=True):
-            (result,), never = _collective(part, [operand], never)
+        for source, target, operand in zip(operation.invars, operation.outvars, operands, strict=True):
+            alone = operation.replace(invars=[source], outvars=[target])
+            (result,), never = _collective(alone, [operand], never)
             results.append(result)
         return results, never
     (operand,) = map(jnp.asarray, operands)

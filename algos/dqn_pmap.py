@@ -138,7 +138,7 @@ class QNetwork(nn.Module):
 
     def head(self, count: int, name: str) -> nn.Module:
         """`count` returns [B, count, Z] of features."""
-        return nn.DenseGeneral((count, num_outputs(self.args)), name=name)
+        return nn.DenseGeneral((count, num_outputs(self.args)), dot_general=nets.as_matrix, name=name)
 
 
 # ----------------------------------------------------------------------------------------------------------- records

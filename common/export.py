@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from common.cli.command import PolicyArgs, main, parse
+from common.cli.errors import UsageError
 from common.cli.files import check_target, replacing, write_json
 from common.runs.console import Console
 
@@ -35,7 +36,8 @@ import jax.export
 
 from common.device.agents import Seen, at_start
 from common.device.sharding import by_name
-from common.envs.suite_tools import import_package
+from common.envs.suite_tools import import_package, readable_errors
+from common.export_check import Checked, check_file
 from common.policy import Policy, load_named
 from common.runs.directory import versions
 from common.runs.metrics import jsonable
@@ -88,6 +90,7 @@ def to_onnx(policy: Policy) -> bytes:
     for name in ("jax2onnx", "onnx_ir"):  # they speak of plugins for other libraries, and of shapes without names
         logging.getLogger(name).setLevel(logging.CRITICAL)
     convert = import_package("jax2onnx", use=" for an .onnx file").to_onnx
+    import_package("onnxruntime", use=" to try an .onnx file")  # before the work
     inputs, act = inputs_of(policy), function_of(policy)
     outcome = jax.eval_shape(act, **inputs_of(policy, 1))
     outputs = {"action": outcome[0], "next/memory": outcome[1]} if policy.has_memory else {"action": outcome}
@@ -102,19 +105,40 @@ def to_onnx(policy: Policy) -> bytes:
     return model.SerializeToString()
 
 
+def check_out(out: Path) -> Path:
+    """The path of the description of the file `out`. Raises UsageError where one of both cannot be written."""
+    if not out.name:
+        raise UsageError(f"--out {str(out)!r} names no file: it must end in {' or '.join(FORMATS)}")
+    check_target(out, *FORMATS)
+    sidecar = out.with_name(out.name + ".json")
+    check_target(sidecar)
+    return sidecar
+
+
 FORMATS = {".stablehlo": to_stablehlo, ".onnx": to_onnx}
 
 
-def export_policy(policy: Policy, out: Path) -> Path:
-    """Write `policy` to `out`, and beside it a description, whose path is returned. Raises UsageError if it cannot."""
-    sidecar = out.with_name(out.name + ".json")
-    check_target(out, *FORMATS)
-    check_target(sidecar)
-    content = FORMATS[out.suffix](policy)
+def export_policy(policy: Policy, out: Path) -> tuple[Path, Checked]:
+    """Write `policy` to `out`, and beside it a description; whatever was there stays where it cannot.
+
+    Args:
+        policy: The policy.
+        out: The file; what its name ends in is the format.
+
+    Returns:
+        The path of the description, and how the file was compared with the policy.
+
+    Raises:
+        UsageError: The file cannot be made, or written, or it does not act as the policy does.
+    """
+    sidecar = check_out(out)
+    with readable_errors(f"this policy cannot be written as {out.suffix}"):
+        content = FORMATS[out.suffix](policy)
     with replacing(out) as policy_file, replacing(sidecar) as description:
         policy_file.write_bytes(content)
+        checked = check_file(policy, policy_file, out.suffix)
         write_json(description, describe(policy, out, content))
-    return sidecar
+    return sidecar, checked
 
 
 def describe(policy: Policy, out: Path, content: bytes) -> dict[str, Any]:
@@ -142,14 +166,16 @@ def describe(policy: Policy, out: Path, content: bytes) -> dict[str, Any]:
 
 def export(args: Args) -> None:
     """What the command does."""
+    out = Path(args.out)
+    check_out(out)
     console = Console(quiet=False, total_steps=0)
     policy = load_named(args, console)
-    out = Path(args.out)
-    sidecar = export_policy(policy, out)
+    sidecar, checked = export_policy(policy, out)
     console.say(f"policy   {policy.env.name}, step {policy.step:,}, {policy.who}")
     shapes = (f"{name} {x.dtype}{list(x.shape)}" for name, x in by_name(inputs_of(policy)).items())
     console.say(f"takes    {', '.join(shapes)}".replace("'batch'", "batch"))
     console.say(f"saved    {out} ({out.stat().st_size:,} bytes), described in {sidecar}")
+    console.say(f"checked  {checked}")
 
 
 if __name__ == "__main__":

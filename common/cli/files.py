@@ -23,6 +23,8 @@ def check_target(path: Path, *endings: str) -> None:
         raise UsageError(f"{path} cannot be written: {path.parent} is no folder that one may write to")
     if endings and path.suffix not in endings:
         raise UsageError(f"{path} must end in {' or '.join(endings)}")
+    with writing(path), suppress(FileNotFoundError):
+        os.lstat(temporary_of(path))  # fails where its name is too long, or its folder is a file
 
 
 @contextmanager
@@ -43,13 +45,18 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
 
 
+def temporary_of(path: Path) -> Path:
+    """The file of this process beside `path` that takes its place once it is written."""
+    return path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+
+
 @contextmanager
 def in_one_step(path: Path) -> Iterator[Path]:
     """As `replacing`, for files of a run: a reader or a crash never sees half of one.
 
     The file is a new one each time, so that nothing is written through a link. Raises OSError.
     """
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    temporary = temporary_of(path)
     try:
         temporary.unlink(missing_ok=True)
         yield temporary

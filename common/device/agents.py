@@ -1,5 +1,6 @@
 """How a learner acts, with or without a recurrent state: players, and policies from raw observations to actions."""
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
@@ -190,6 +191,23 @@ class Policy:
         if not batch and shapes == [x.shape[1:] for x in self._memory_like]:
             return jax.tree.map(lambda x: x[None], memory)
         raise UsageError(f"this is no memory of {count} observations: take that of policy.initial_memory({count})")
+
+    @property
+    def obs_stats(self) -> Any:
+        """Statistics by which it normalises observations, a tree like them; None without."""
+        return getattr(self._learner, "obs_stats", None)
+
+    def with_noise(self, rng: np.random.Generator, size: float) -> "Policy":
+        """The same policy with other parameters: normal noise changes each number by about this share of itself."""
+
+        def changed(x):
+            if not jnp.issubdtype(x.dtype, jnp.floating):
+                return x
+            return x * (1 + size * rng.normal(size=x.shape)).astype(x.dtype)
+
+        noisy = copy.copy(self)
+        noisy._learner = jax.tree.map(changed, self._learner)
+        return noisy
 
     def player(self, stochastic: bool = False) -> Player:
         """Who plays episodes with it, each with actions sampled by its own key where they are `stochastic`."""

@@ -22,6 +22,7 @@ COUNTS += "episode_length", "action_repeat", "frame_skip", "fps", "instruction_f
 """Parameters that count steps or frames, and so are at least 1."""
 
 EXTRAS = {"mujoco_playground": "playground", "envpool": "host", "ale_py": "", "jax2onnx": "onnx"}
+EXTRAS |= {"onnxruntime": "onnx"}
 """The extras of pyproject.toml that are not named as the package that they bring; "" is none."""
 
 

@@ -1,5 +1,6 @@
 """How processes meet at a guarded address; here each one is a thread, and JAX is not started."""
 
+import queue
 import socket
 import threading
 import time
@@ -126,18 +127,17 @@ def test_a_stranger_is_refused_by_a_run_that_is_under_way(how, words, opened, ca
     refusal = Newcomer(opened, address, **how).refusal()
     check_words(refusal, words)
     check_words(refusal, address)
-    assert is_open(first) and is_open(second)
+    assert losses(first, 0.1) == losses(second, 0.1) == []
     if how["process"]:
         assert capsys.readouterr().err.count("warning: ") == 1  # process 0 tells of it
 
 
-def is_open(met: Meeting) -> bool:
-    """Whether the guard still holds on to a process."""
-    met._stream.settimeout(0.1)
-    try:
-        return met._stream.recv(1) != b""
-    except TimeoutError:
-        return True
+def losses(met: Meeting, seconds: float) -> list[int]:
+    """The process that this one loses, if it loses one within some seconds."""
+    lost = queue.SimpleQueue()
+    with met.watched(lost.put), suppress(queue.Empty):
+        return [lost.get(timeout=seconds)]
+    return []
 
 
 def test_a_process_0_on_another_machine_is_refused(opened, monkeypatch):
@@ -191,11 +191,10 @@ def test_a_process_that_has_lost_its_connection_is_known_again(opened):
     other = meeting.Member(process=1, run={}, key="b")
     guard = meeting.Guard(server, own, 2, 1234, SOON, warn=pytest.fail)
     opened.append(guard)
-    streams: dict[int, socket.socket] = {}
+    links: dict[int, meeting.Link] = {}
 
     def come(member: meeting.Member) -> None:
-        stream, port = meeting.join(address, member, SOON)
-        streams[member.process] = stream
+        links[member.process], port = meeting.join(address, member, SOON)
         assert port == 1234
 
     both = [threading.Thread(target=come, args=(member,)) for member in (own, other)]
@@ -203,10 +202,18 @@ def test_a_process_that_has_lost_its_connection_is_known_again(opened):
         thread.start()
     for thread in both:
         thread.join(SOON)
-    streams[1].close()
+    links[1].close()
     come(other)
-    for stream in streams.values():
-        stream.close()
+    for link in links.values():
+        link.close()
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_the_others_know_soon_that_a_process_is_gone(lost, opened):
+    processes = start_run(opened, free_address(), count=3)
+    processes[lost].close()
+    for other in {0, 1, 2} - {lost}:
+        assert losses(processes[other], SOON) == [lost]
 
 
 def test_whoever_is_there_says_who_is_missing(opened):

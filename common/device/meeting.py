@@ -20,13 +20,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from common.cli.errors import UsageError
 
 PATIENCE = 10.0  # seconds until a connection has said who it is, or a guard has answered
+POLL_INTERVAL = 0.2  # seconds between two looks at what is late
 RETRY_INTERVAL = 0.5  # seconds between two attempts to reach the guard
 DELAY = 5.0  # seconds that those who wait leave the guard to say who is missing
 LONGEST_LINE = 2**18  # bytes; the flags of a run take a few thousand
@@ -42,6 +43,7 @@ ENDING = "ending"
 TAKEN = "taken"
 DIFFERENT = "different"
 MISSING = "missing"
+LOST = "lost"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,7 @@ def _read_member(line: bytes) -> Member:
     message = from_line(line)
     process = message.get("process")
     key = message.get("key")
-    if type(process) is not int or process < 0 or not _is_plain(key):
+    if type(process) is not int or not 0 <= process < 2**31 or not _is_plain(key):
         raise ValueError("not a process")
     return Member(process=process, run=_read_texts(message.get("run")), key=key)
 
@@ -233,8 +235,7 @@ class Guard:
         self._selector = selectors.DefaultSelector()
         self._selector.register(server, selectors.EVENT_READ)
         self._selector.register(self._alarm, selectors.EVENT_READ)
-        # Or a child would hold the address when this process is gone.
-        os.register_at_fork(after_in_child=server.close)
+        os.register_at_fork(after_in_child=self._close_in_child)
         self._thread = threading.Thread(target=self._serve, name="pmaprl guard", daemon=True)
         self._thread.start()
 
@@ -242,6 +243,12 @@ class Guard:
         """End, and hang up on everybody."""
         self._bell.close()
         self._thread.join()
+
+    def _close_in_child(self) -> None:
+        """Leave the address to the parent alone, so that it is free when that is gone."""
+        for connection in [*self._unknown, *self._members.values()]:
+            connection.stream.close()
+        self._server.close()
 
     def _serve(self) -> None:
         while self._answer_events():
@@ -258,7 +265,7 @@ class Guard:
 
     def _answer_events(self) -> bool:
         """Wait for what happens, and answer it; returns False where the guard is to end."""
-        timeout = None if self._complete and not self._unknown else 0.2
+        timeout = None if self._complete and not self._unknown else POLL_INTERVAL
         for event, _ in self._selector.select(timeout):
             if event.fileobj is self._alarm:
                 return False
@@ -296,6 +303,9 @@ class Guard:
         connection.buffer += data
         if not data or connection.member or len(connection.buffer) > LONGEST_LINE:
             self._drop(connection)
+            if connection.member and self._complete:
+                for each in self._members.values():
+                    each.send(answer=LOST, process=connection.member.process)
             return
         line, end, _ = connection.buffer.partition(b"\n")
         if not end:
@@ -355,7 +365,7 @@ class Guard:
         missing = [process for process in range(self._count) if process not in self._members]
         named = missing[: MAX_NAMED + 1]
         for connection in list(self._members.values()):
-            connection.send(answer=MISSING, processes=named, seconds=self._timeout)
+            connection.send(answer=MISSING, processes=named, seconds=float(self._timeout))
             self._drop(connection)
 
     def _drop(self, connection: _Connection) -> None:
@@ -371,7 +381,7 @@ class Guard:
 # ---------------------------------------------------------------------------------- those that come
 
 
-def join(address: str, member: Member, timeout: float) -> tuple[socket.socket, int]:
+def join(address: str, member: Member, timeout: float) -> tuple["Link", int]:
     """Wait until all processes of a run are at its guard.
 
     Args:
@@ -380,8 +390,8 @@ def join(address: str, member: Member, timeout: float) -> tuple[socket.socket, i
         timeout: seconds to wait.
 
     Returns:
-        The connection to the guard, by which it knows that this process lives, and the port of
-        JAX's coordinator.
+        The link to the guard, by which it knows that this process lives, and the port of JAX's
+        coordinator.
 
     Raises:
         UsageError: this process is refused, another program listens there, or not all have come in
@@ -401,38 +411,41 @@ def join(address: str, member: Member, timeout: float) -> tuple[socket.socket, i
         time.sleep(RETRY_INTERVAL)
 
 
-def _ask(address: str, member: Member, end: float) -> tuple[socket.socket, int]:
+def _ask(address: str, member: Member, end: float) -> tuple["Link", int]:
     """As `join`, but raise OSError where it is worth another attempt."""
     soon = min(time.monotonic() + PATIENCE, end)
     stream = socket.create_connection(split_address(address), max(soon - time.monotonic(), 0.1))
-    reader = _Reader(stream)
+    link = Link(stream)
     try:
         stream.sendall(to_line(dataclasses.asdict(member)))
-        message = reader.read(soon)
+        message = link.read(soon)
         if message.get("answer") == WAIT:
-            message = _read_last(reader, end + DELAY)
+            message = _read_last(link, end + DELAY)
         port = _read_answer(message, member)
     except BaseException:
-        stream.close()
+        link.close()
         raise
     # Or a child would hold it, and the guard not notice when this process is gone.
-    os.register_at_fork(after_in_child=stream.close)
-    return stream, port
+    os.register_at_fork(after_in_child=link.close)
+    return link, port
 
 
-def _read_last(reader: "_Reader", end: float) -> dict[str, Any]:
+def _read_last(link: "Link", end: float) -> dict[str, Any]:
     try:
-        return reader.read(end)
+        return link.read(end)
     except TimeoutError:
         raise UsageError("process 0 is there, but others have not come in time") from None
 
 
-class _Reader:
-    """Reads lines of limited length in limited time."""
+class Link:
+    """A connection to the guard, which gives messages of limited length in limited time."""
 
     def __init__(self, stream: socket.socket):
         self._stream = stream
         self._buffer = b""
+
+    def close(self) -> None:
+        self._stream.close()
 
     def read(self, end: float) -> dict[str, Any]:
         """The next message. Raises OSError where none comes until `end`, UsageError for another."""
@@ -482,7 +495,7 @@ def _read_answer(message: dict[str, Any], member: Member) -> int:
 def _missing(message: dict[str, Any]) -> str:
     processes = message.get("processes")
     seconds = message.get("seconds")
-    if not isinstance(processes, list) or type(seconds) not in (int, float):
+    if not isinstance(processes, list) or not isinstance(seconds, float):
         raise _other_program()
     numbers = [str(process) for process in processes if type(process) is int]
     named = ", ".join(numbers[:MAX_NAMED]) + ", ..." * (len(numbers) > MAX_NAMED)
@@ -505,14 +518,38 @@ class Meeting:
 
     coordinator: str
     bind_address: str | None
-    _stream: socket.socket  # open as long as this process lives
+    _link: Link  # open as long as this process lives
     _guard: Guard | None
 
     def close(self) -> None:
         """Part, as if this process had ended."""
-        self._stream.close()
+        self._link.close()
         if self._guard:
             self._guard.close()
+
+    @contextmanager
+    def watched(self, on_loss: Callable[[int], None]) -> Iterator[None]:
+        """Inside, a thread calls `on_loss` with the number of a process that is gone, if one is."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(on_loss, stop), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def _watch(self, on_loss: Callable[[int], None], stop: threading.Event) -> None:
+        while not stop.is_set():
+            try:
+                message = self._link.read(time.monotonic() + POLL_INTERVAL)
+            except TimeoutError:
+                continue
+            except (OSError, UsageError):
+                message = {"answer": LOST, "process": 0}
+            if message.get("answer") == LOST and type(message.get("process")) is int:
+                on_loss(message["process"])
+                return
 
 
 def meet(address: str, process: int, count: int, run: dict[str, Any], timeout: float) -> Meeting:
@@ -544,7 +581,7 @@ def meet(address: str, process: int, count: int, run: dict[str, Any], timeout: f
             raise
         guard = Guard(server, member, count, coordinator_port, timeout, _warn)
     try:
-        stream, coordinator_port = join(address, member, timeout)
+        link, coordinator_port = join(address, member, timeout)
     except BaseException as error:
         if guard:
             guard.close()
@@ -553,7 +590,7 @@ def meet(address: str, process: int, count: int, run: dict[str, Any], timeout: f
             raise UsageError(f"{who}: {error}") from error
         raise
     bind_address = join_address(bind_host, coordinator_port) if bind_host else None
-    return Meeting(join_address(host, coordinator_port), bind_address, stream, guard)
+    return Meeting(join_address(host, coordinator_port), bind_address, link, guard)
 
 
 def _warn(text: str) -> None:

@@ -21,9 +21,11 @@ from cli_helpers import (
     ROOT,
     SMALL_FLAGS,
     STEPS,
+    check_words,
     checkpoint_steps,
     environment,
     in_process,
+    only_message,
     read_result,
     read_rows,
     read_until,
@@ -56,9 +58,12 @@ def free_address() -> str:
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
-def start_both(*words: Any, algorithm=ppo, own=lambda i: (), where=lambda i: ROOT) -> list[subprocess.Popen]:
+def start_both(
+    *words: Any, algorithm=ppo, own=lambda i: (), where=lambda i: ROOT, address: str = ""
+) -> list[subprocess.Popen]:
     """Two processes of an algorithm with these flags, and each with its `own`, in the folder that is its `where`."""
-    address, script = free_address(), ROOT / "algos" / f"{algorithm.__name__}.py"
+    address = address or free_address()
+    script = ROOT / "algos" / f"{algorithm.__name__}.py"
     meet = [("--distributed", f"{address},{i}/2") for i in range(2)]
     return [start_script(*words, *meet[i], *own(i), cwd=where(i), script=script) for i in range(2)]
 
@@ -208,15 +213,48 @@ def test_a_signal_stops_processes_with_actors_at_the_same_update(tmp_path):
 
 
 @pytest.mark.parametrize("flag", ["--seed", "--run-dir"])
-def test_processes_with_different_flags_are_refused(flag, tmp_path):
+def test_a_process_with_a_different_flag_is_refused(flag, tmp_path):
     """A folder by one name may be two, and all processes have to write into one."""
     (tmp_path / "0").mkdir()
     (tmp_path / "1").mkdir()
-    own, where = lambda i: ("--seed", i * (flag == "--seed")), lambda i: tmp_path / str(i * (flag == "--run-dir"))
-    codes, said = ends(start_both(*FLAGS.split(), "--run-dir", "run", own=own, where=where))
-    assert codes == [2, 2]
-    assert all("error: " in text and flag in text for text in said)
+    first, second = start_both(
+        *FLAGS.split(),
+        "--run-dir",
+        "run",
+        own=lambda i: ("--seed", i * (flag == "--seed")),
+        where=lambda i: tmp_path / str(i * (flag == "--run-dir")),
+    )
+    codes, said = ends([second])
+    assert codes == [2]
+    assert flag in only_message(said[0])
+    assert flag in read_until(first, "warning: ")
+    assert first.poll() is None  # one with the right flags can still come
+    first.terminate()
+    assert ends([first])[0] == [-signal.SIGTERM]
     assert not list(tmp_path.glob("*/run"))
+
+
+def test_a_second_run_at_the_address_of_one_that_trains_ends_alone(tmp_path):
+    address = free_address()
+    train = *KILLED, "--run-dir", tmp_path / "first"
+    first, second = start_both(*train, address=address)
+    read_until(first, "step ")
+    another = *KILLED, "--run-dir", tmp_path / "second"
+    newcomers = [
+        start_script(*words, "--distributed", f"{address},{place}", cwd=ROOT)
+        for words, place in ((another, "0/2"), (another, "1/2"), (train, "1/2"), (train, "2/4"))
+    ]
+    codes, said = ends(newcomers)
+    assert codes == [2] * len(newcomers)
+    reasons = "cannot listen", "--run-dir", "already", "processes is 2 there"
+    for text, reason in zip(said, reasons, strict=True):
+        check_words(only_message(text), reason)
+    steps = checkpoint_steps(tmp_path / "first")[-1]
+    wait_for_checkpoint(tmp_path / "first", after=steps)
+    second.send_signal(signal.SIGTERM)
+    codes, said = ends([first, second])
+    assert codes == [143, 143], said
+    assert not (tmp_path / "second").exists()
 
 
 def test_a_signal_between_the_meeting_and_the_run_is_not_lost():

@@ -1,5 +1,6 @@
 """What processes agree on; here one process plays one of several."""
 
+import dataclasses
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,12 @@ import pytest
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
+from algos import ppo_pmap as ppo
+from algos.ppo_pmap import Args
 from common.cli.errors import ProcessEnded, TrainingError, UsageError
 from common.device import multihost
 from common.runs.checkpoints import Checkpoints, checksums
+from common.runs.directory import agree_on_directory, describe_shared
 
 
 @pytest.fixture
@@ -87,6 +91,26 @@ def test_a_collective_alone_says_that_another_process_is_lost_be_it_behind_anoth
     assert multihost.has_lost(error) == "UNKNOWN: Gloo AllGather failed: Connection reset by peer"
     for text in ("Connection to the simulator lost", "no heartbeat of the robot"):
         assert not multihost.has_lost(RuntimeError(text))
+
+
+def test_processes_that_have_met_compare_what_was_not_known_before(tmp_path, monkeypatch):
+    """As do those that a cluster has started, which JAX lets meet by itself."""
+    args = Args(run_dir=str(tmp_path / "run"))
+    config = {"args": dataclasses.asdict(args), "algorithm": "ppo", "script_sha256": "a", "versions": {}}
+    monkeypatch.setattr(multihost, "allgather", lambda own: [own, own | {"--seed": 7}])
+    with pytest.raises(UsageError, match="process 1 differs from process 0: --seed is 7 there, 0 here"):
+        agree_on_directory(args, config)
+
+
+def test_what_a_run_is_known_by_is_the_same_in_all_of_its_processes(tmp_path, monkeypatch):
+    first = Args(distributed="a:1234,0/2", run_dir="runs/x")
+    second = Args(distributed="a:1234,1/2", run_dir="runs/x", quiet=True)
+    shared = describe_shared(first, ppo.__file__)
+    assert shared == describe_shared(second, ppo.__file__)
+    assert shared != describe_shared(Args(run_dir="runs/x", seed=1), ppo.__file__)
+    assert shared != describe_shared(first, __file__)
+    monkeypatch.chdir(tmp_path)
+    assert shared != describe_shared(first, ppo.__file__)  # another folder by that name
 
 
 def test_processes_tell_each_other_what_json_can_say(monkeypatch):

@@ -1,11 +1,12 @@
-"""A meeting of processes: process 0 guards the address at which they meet, and tells its own from strangers.
+"""A meeting of processes: process 0 guards their address, and tells its own from strangers.
 
-JAX's coordinator ends every process that it knows once another one registers in a place that is taken. It listens at a
-port of its own, therefore, which the guard tells only to the processes of this run, once all of them are there. The
-guard answers as long as the run lives, so that a process of another run ends with a reason, and nobody else does.
+JAX's coordinator ends every process that it knows once another one registers in a place that is
+taken. Therefore it listens at a port of its own, which the guard tells to the processes of this
+run alone, once all of them are there. The guard answers as long as the run lives, so that a
+process of another run ends with a reason, and nobody else ends.
 
-One line of JSON goes each way: who comes says which process of which run it is (`Member`), and is told to wait, to go
-on to the coordinator, or why not.
+One line of JSON goes each way: a newcomer says which process of which run it is (`Member`), and
+is told to wait, to go on to the coordinator, or why it may not.
 """
 
 import dataclasses
@@ -19,17 +20,19 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from common.cli.errors import UsageError
 
 PATIENCE = 10.0  # seconds until a connection has said who it is, or a guard has answered
+POLL_INTERVAL = 0.2  # seconds between two looks at what is late
 RETRY_INTERVAL = 0.5  # seconds between two attempts to reach the guard
-DELAY = 5.0  # seconds that process 0 leaves its guard to say who is missing
+DELAY = 5.0  # seconds that those who wait leave the guard to say who is missing
 LONGEST_LINE = 2**18  # bytes; the flags of a run take a few thousand
 LONGEST_TEXT = 100  # characters of a flag's value; a longer one is told by its checksum
+BACKLOG = 1024  # connections that the system keeps until the guard comes to them
 MAX_UNKNOWN = 64  # connections that have not said yet who they are; the oldest give way
 MAX_WARNINGS = 10  # different ones about processes that were refused
 MAX_NAMED = 4  # flags that differ, or processes that are missing, in one sentence
@@ -40,6 +43,7 @@ ENDING = "ending"
 TAKEN = "taken"
 DIFFERENT = "different"
 MISSING = "missing"
+LOST = "lost"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +52,7 @@ class Member:
 
     Attributes:
         process: its number, from 0.
-        run: what all processes of its run have in common, each value as a printable text (see `shown`).
+        run: everything that all processes of its run have in common, as texts (see `shown`).
         key: a random text by which the guard knows it again.
     """
 
@@ -58,7 +62,7 @@ class Member:
 
 
 def shown(value: Any) -> str:
-    """A value as a text that is printable ASCII, equal for equal values only, and of limited length."""
+    """A value as printable ASCII of limited length, which is equal for equal values only."""
     text = json.dumps(value, sort_keys=True, default=str).replace("\x7f", "\\u007f")
     if len(text) <= LONGEST_TEXT:
         return text
@@ -66,7 +70,7 @@ def shown(value: Any) -> str:
     return f"{text[: LONGEST_TEXT - 30]}... ({checksum})"
 
 
-# --------------------------------------------------------------------------------------------------------- messages
+# ----------------------------------------------------------------------------------------- messages
 
 
 def to_line(message: dict[str, Any]) -> bytes:
@@ -90,31 +94,37 @@ def _read_member(line: bytes) -> Member:
     message = from_line(line)
     process = message.get("process")
     key = message.get("key")
-    if type(process) is not int or process < 0 or not _is_plain(key):
+    if type(process) is not int or not 0 <= process < 2**31 or not _is_plain(key):
         raise ValueError("not a process")
     return Member(process=process, run=_read_texts(message.get("run")), key=key)
 
 
 def _read_texts(texts: Any) -> dict[str, str]:
-    """A dictionary that came from outside. Raises ValueError where one may not print what is in it."""
+    """A dictionary from outside, fit to be printed. Raises ValueError where it is not."""
     if not isinstance(texts, dict) or not all(map(_is_plain, [*texts.keys(), *texts.values()])):
         raise ValueError("not printable")
     return texts
 
 
 def _is_plain(text: Any) -> bool:
-    return isinstance(text, str) and len(text) <= LONGEST_TEXT and text.isascii() and text.isprintable()
+    if not isinstance(text, str) or len(text) > LONGEST_TEXT:
+        return False
+    return text.isascii() and text.isprintable()
 
 
 def _differences(there: dict[str, str], here: dict[str, str]) -> str:
     """Which entries differ, in words."""
-    different = [name for name in {**here, **there} if there.get(name) != here.get(name)]
-    said = [f"{name} is {there.get(name, 'unset')} there, {here.get(name, 'unset')} here" for name in different]
+    said = []
+    for name in {**here, **there}:
+        then = there.get(name, "unset")
+        now = here.get(name, "unset")
+        if then != now:
+            said.append(f"{name} is {then} there, {now} here")
     more = f"; and {len(said) - MAX_NAMED} more" if len(said) > MAX_NAMED else ""
     return "; ".join(said[:MAX_NAMED]) + more
 
 
-# -------------------------------------------------------------------------------------------------------- addresses
+# ---------------------------------------------------------------------------------------- addresses
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -128,15 +138,19 @@ def join_address(host: str, port: int) -> str:
 
 
 def listen(port: int, host: str = "") -> socket.socket:
-    """A socket that listens at a port, or with port 0 at one that is free, on all interfaces or on that of `host`."""
+    """A socket that listens at a port, on all interfaces or on that of `host`.
+
+    With port 0 it is one that is free. Raises OSError.
+    """
     if host in ("", "::") and socket.has_dualstack_ipv6():
         try:
-            return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+            both = {"family": socket.AF_INET6, "dualstack_ipv6": True}
+            return socket.create_server(("", port), backlog=BACKLOG, **both)
         except OSError as error:
-            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # there is no IPv6 here
-                raise
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise  # else there is no IPv6 here
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=1024)
+    return socket.create_server((host, port), backlog=BACKLOG, family=family)
 
 
 def _listen_or_refuse(port: int, host: str, where: str) -> socket.socket:
@@ -159,7 +173,7 @@ def _choose_port(host: str) -> int:
         return server.getsockname()[1]
 
 
-# -------------------------------------------------------------------------------------------------------- the guard
+# ---------------------------------------------------------------------------------------- the guard
 
 
 class _Connection:
@@ -181,12 +195,18 @@ class _Connection:
 class Guard:
     """Answers whoever comes to a server's address, in a thread that lives as long as the process.
 
-    Nobody can hold it up: it waits for no connection, reads a limited number of bytes of each, and leaves those that do
-    not say in time who they are.
+    Nobody can hold it up: it waits for no connection, reads a limited number of bytes of each, and
+    hangs up on those that do not say in time who they are.
     """
 
     def __init__(
-        self, server: socket.socket, own: Member, count: int, port: int, timeout: float, warn: Callable[[str], None]
+        self,
+        server: socket.socket,
+        own: Member,
+        count: int,
+        port: int,
+        timeout: float,
+        warn: Callable[[str], None],
     ):
         """Begin to answer.
 
@@ -215,7 +235,7 @@ class Guard:
         self._selector = selectors.DefaultSelector()
         self._selector.register(server, selectors.EVENT_READ)
         self._selector.register(self._alarm, selectors.EVENT_READ)
-        os.register_at_fork(after_in_child=server.close)  # or a child would hold the address when this process is gone
+        os.register_at_fork(after_in_child=self._close_in_child)
         self._thread = threading.Thread(target=self._serve, name="pmaprl guard", daemon=True)
         self._thread.start()
 
@@ -223,6 +243,12 @@ class Guard:
         """End, and hang up on everybody."""
         self._bell.close()
         self._thread.join()
+
+    def _close_in_child(self) -> None:
+        """Leave the address to the parent alone, so that it is free when that is gone."""
+        for connection in [*self._unknown, *self._members.values()]:
+            connection.stream.close()
+        self._server.close()
 
     def _serve(self) -> None:
         while self._answer_events():
@@ -239,7 +265,7 @@ class Guard:
 
     def _answer_events(self) -> bool:
         """Wait for what happens, and answer it; returns False where the guard is to end."""
-        timeout = None if self._complete and not self._unknown else 0.2
+        timeout = None if self._complete and not self._unknown else POLL_INTERVAL
         for event, _ in self._selector.select(timeout):
             if event.fileobj is self._alarm:
                 return False
@@ -253,7 +279,7 @@ class Guard:
         try:
             stream, source = self._server.accept()
         except OSError:
-            time.sleep(RETRY_INTERVAL)  # too many files are open, or it has gone: without a break this would spin
+            time.sleep(RETRY_INTERVAL)  # or this would spin where too many files are open
             return
         connection = _Connection(stream, source[0].removeprefix("::ffff:"))
         self._selector.register(stream, selectors.EVENT_READ, connection)
@@ -262,7 +288,10 @@ class Guard:
             self._drop(self._unknown[0])
 
     def _read(self, connection: _Connection) -> None:
-        """Take in what a connection says; one that hangs up, or says anything after it was let in, is left."""
+        """Take in what a connection says.
+
+        One that hangs up is dropped, as is a member that says more, which no process does.
+        """
         if connection.stream.fileno() < 0:
             return  # it was left by an event before
         try:
@@ -274,6 +303,9 @@ class Guard:
         connection.buffer += data
         if not data or connection.member or len(connection.buffer) > LONGEST_LINE:
             self._drop(connection)
+            if connection.member and self._complete:
+                for each in self._members.values():
+                    each.send(answer=LOST, process=connection.member.process)
             return
         line, end, _ = connection.buffer.partition(b"\n")
         if not end:
@@ -289,21 +321,24 @@ class Guard:
         """Let a process in, or refuse it."""
         known = self._members.get(member.process)
         comes_again = member.key == (known.member.key if known else self._keys.get(member.process))
-        if comes_again and known:
-            self._drop(known)  # it has lost its connection sooner than was noticed here
-        if comes_again:
-            pass
+        poses_as_first = member.process == 0 and member.key != self._own.key
+        if comes_again:  # it has lost its connection, perhaps sooner than was noticed here
+            if known:
+                self._drop(known)
+            self._admit(connection, member)
         elif self._complete and len(self._members) < self._count:
-            connection.send(answer=ENDING)  # JAX ends those of a run that has lost one
+            connection.send(answer=ENDING)  # JAX ends the processes of a run that has lost one
             self._drop(connection)
-            return
         elif member.run != self._own.run:
             reason = _differences(member.run, self._own.run)
             self._refuse(connection, member, reason, answer=DIFFERENT, run=self._own.run)
-            return
-        elif known or member.process >= self._count or (member.process == 0 and member.key != self._own.key):
+        elif known or poses_as_first or member.process >= self._count:
             self._refuse(connection, member, "it is here already", answer=TAKEN)
-            return
+        else:
+            self._admit(connection, member)
+
+    def _admit(self, connection: _Connection, member: Member) -> None:
+        """Take a process for one of this run, and let all go on once they are complete."""
         connection.member = member
         connection.buffer = b""
         self._unknown.remove(connection)
@@ -313,8 +348,8 @@ class Guard:
             connection.send(answer=GO, port=self._port)
         elif len(self._members) == self._count:
             self._complete = True
-            self._keys = {process: each.member.key for process, each in self._members.items()}
-            for each in self._members.values():
+            for process, each in self._members.items():
+                self._keys[process] = each.member.key
                 each.send(answer=GO, port=self._port)
 
     def _refuse(self, connection: _Connection, member: Member, reason: str, **message: Any) -> None:
@@ -328,8 +363,9 @@ class Guard:
     def _give_up(self) -> None:
         """Tell those that are here who is missing."""
         missing = [process for process in range(self._count) if process not in self._members]
+        named = missing[: MAX_NAMED + 1]
         for connection in list(self._members.values()):
-            connection.send(answer=MISSING, processes=missing[: MAX_NAMED + 1], seconds=self._timeout)
+            connection.send(answer=MISSING, processes=named, seconds=float(self._timeout))
             self._drop(connection)
 
     def _drop(self, connection: _Connection) -> None:
@@ -342,10 +378,10 @@ class Guard:
             connection.stream.close()
 
 
-# -------------------------------------------------------------------------------------------------- those that come
+# ---------------------------------------------------------------------------------- those that come
 
 
-def join(address: str, member: Member, timeout: float) -> tuple[socket.socket, int]:
+def join(address: str, member: Member, timeout: float) -> tuple["Link", int]:
     """Wait until all processes of a run are at its guard.
 
     Args:
@@ -354,10 +390,12 @@ def join(address: str, member: Member, timeout: float) -> tuple[socket.socket, i
         timeout: seconds to wait.
 
     Returns:
-        The connection to the guard, which tells it that this process lives, and the port of JAX's coordinator.
+        The link to the guard, by which it knows that this process lives, and the port of JAX's
+        coordinator.
 
     Raises:
-        UsageError: this process is refused, another program listens there, or not all have come in time.
+        UsageError: this process is refused, another program listens there, or not all have come in
+            time.
     """
     end = time.monotonic() + timeout
     while True:
@@ -368,45 +406,49 @@ def join(address: str, member: Member, timeout: float) -> tuple[socket.socket, i
         except OSError as error:
             problem = error.strerror or str(error) or "it does not answer"
         if time.monotonic() + RETRY_INTERVAL > end:
-            who = "process 0 does not reach itself" if member.process == 0 else "process 0 is not there"
-            raise UsageError(f"{who} within {timeout:g} s: {problem}")
+            fault = "is not there" if member.process else "does not reach itself there"
+            raise UsageError(f"process 0 {fault} within {timeout:g} s: {problem}")
         time.sleep(RETRY_INTERVAL)
 
 
-def _ask(address: str, member: Member, end: float) -> tuple[socket.socket, int]:
+def _ask(address: str, member: Member, end: float) -> tuple["Link", int]:
     """As `join`, but raise OSError where it is worth another attempt."""
     soon = min(time.monotonic() + PATIENCE, end)
     stream = socket.create_connection(split_address(address), max(soon - time.monotonic(), 0.1))
-    reader = _Reader(stream)
+    link = Link(stream)
     try:
         stream.sendall(to_line(dataclasses.asdict(member)))
-        message = reader.read(soon)
+        message = link.read(soon)
         if message.get("answer") == WAIT:
-            message = _read_last(reader, end)
+            message = _read_last(link, end + DELAY)
         port = _read_answer(message, member)
     except BaseException:
-        stream.close()
+        link.close()
         raise
-    os.register_at_fork(after_in_child=stream.close)  # so that the guard notices when this process is gone
-    return stream, port
+    # Or a child would hold it, and the guard not notice when this process is gone.
+    os.register_at_fork(after_in_child=link.close)
+    return link, port
 
 
-def _read_last(reader: "_Reader", end: float) -> dict[str, Any]:
+def _read_last(link: "Link", end: float) -> dict[str, Any]:
     try:
-        return reader.read(end)
+        return link.read(end)
     except TimeoutError:
         raise UsageError("process 0 is there, but others have not come in time") from None
 
 
-class _Reader:
-    """Reads lines of limited length in limited time."""
+class Link:
+    """A connection to the guard, which gives messages of limited length in limited time."""
 
     def __init__(self, stream: socket.socket):
         self._stream = stream
         self._buffer = b""
 
+    def close(self) -> None:
+        self._stream.close()
+
     def read(self, end: float) -> dict[str, Any]:
-        """The next message. Raises OSError where none comes until `end`, UsageError where it is none."""
+        """The next message. Raises OSError where none comes until `end`, UsageError for another."""
         while b"\n" not in self._buffer:
             left = end - time.monotonic()
             if left <= 0:
@@ -426,7 +468,10 @@ class _Reader:
 
 
 def _read_answer(message: dict[str, Any], member: Member) -> int:
-    """The port in a guard's answer. Raises UsageError for a refusal, OSError where one has to come again."""
+    """The port in a guard's answer.
+
+    Raises UsageError for a refusal, OSError where it is worth another attempt.
+    """
     answer = message.get("answer")
     port = message.get("port")
     if answer == GO and type(port) is int and 0 < port < 2**16:
@@ -434,7 +479,8 @@ def _read_answer(message: dict[str, Any], member: Member) -> int:
     if answer == ENDING:
         raise ConnectionError("a run that has lost a process is still ending there")
     if answer == TAKEN:
-        raise UsageError(f"process {member.process} of this very run is there already; name another port")
+        which = f"process {member.process} of this very run"
+        raise UsageError(f"{which} is there already; name another port")
     if answer == MISSING:
         raise UsageError(_missing(message))
     if answer == DIFFERENT:
@@ -449,12 +495,12 @@ def _read_answer(message: dict[str, Any], member: Member) -> int:
 def _missing(message: dict[str, Any]) -> str:
     processes = message.get("processes")
     seconds = message.get("seconds")
-    if not isinstance(processes, list) or type(seconds) not in (int, float):
+    if not isinstance(processes, list) or not isinstance(seconds, float):
         raise _other_program()
     numbers = [str(process) for process in processes if type(process) is int]
     named = ", ".join(numbers[:MAX_NAMED]) + ", ..." * (len(numbers) > MAX_NAMED)
-    plural = len(numbers) > 1
-    return f"process{'es' * plural} {named} {'have' if plural else 'has'} not come within {seconds:g} s"
+    who = f"processes {named} have" if len(numbers) > 1 else f"process {named} has"
+    return f"{who} not come within {seconds:g} s"
 
 
 def _other_program() -> UsageError:
@@ -472,14 +518,38 @@ class Meeting:
 
     coordinator: str
     bind_address: str | None
-    _stream: socket.socket  # open as long as this process lives
+    _link: Link  # open as long as this process lives
     _guard: Guard | None
 
     def close(self) -> None:
         """Part, as if this process had ended."""
-        self._stream.close()
+        self._link.close()
         if self._guard:
             self._guard.close()
+
+    @contextmanager
+    def watched(self, on_loss: Callable[[int], None]) -> Iterator[None]:
+        """Inside, a thread calls `on_loss` with the number of a process that is gone, if one is."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(on_loss, stop), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def _watch(self, on_loss: Callable[[int], None], stop: threading.Event) -> None:
+        while not stop.is_set():
+            try:
+                message = self._link.read(time.monotonic() + POLL_INTERVAL)
+            except TimeoutError:
+                continue
+            except (OSError, UsageError):
+                message = {"answer": LOST, "process": 0}
+            if message.get("answer") == LOST and type(message.get("process")) is int:
+                on_loss(message["process"])
+                return
 
 
 def meet(address: str, process: int, count: int, run: dict[str, Any], timeout: float) -> Meeting:
@@ -493,7 +563,8 @@ def meet(address: str, process: int, count: int, run: dict[str, Any], timeout: f
         timeout: seconds to wait.
 
     Raises:
-        UsageError: this process is refused, process 0 cannot listen there, or not all have come in time.
+        UsageError: this process is refused, process 0 cannot listen there, or not all have come in
+            time.
     """
     texts = {name: shown(value) for name, value in run.items()}
     texts["the number of processes"] = shown(count)
@@ -509,17 +580,17 @@ def meet(address: str, process: int, count: int, run: dict[str, Any], timeout: f
             server.close()
             raise
         guard = Guard(server, member, count, coordinator_port, timeout, _warn)
-        timeout += DELAY
     try:
-        stream, coordinator_port = join(address, member, timeout)
+        link, coordinator_port = join(address, member, timeout)
     except BaseException as error:
         if guard:
             guard.close()
         if isinstance(error, UsageError):
-            raise UsageError(f"process {process} of {count} could not meet the others at {address}: {error}") from error
+            who = f"process {process} of {count} could not meet the others at {address}"
+            raise UsageError(f"{who}: {error}") from error
         raise
     bind_address = join_address(bind_host, coordinator_port) if bind_host else None
-    return Meeting(join_address(host, coordinator_port), bind_address, stream, guard)
+    return Meeting(join_address(host, coordinator_port), bind_address, link, guard)
 
 
 def _warn(text: str) -> None:

@@ -5,6 +5,7 @@ a signal or what is found on a disk, is agreed on first. With one process nothin
 """
 
 import json
+import os
 import re
 import signal
 import sys
@@ -13,14 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from common.cli.errors import ProcessEnded, TrainingError, UsageError, printable
+from common.cli.errors import ProcessEnded, TrainingError, UsageError, fail, printable
 from common.cli.run_flags import RunArgs
 from common.device.meeting import meet
 
@@ -149,16 +151,23 @@ def _meet(args: RunArgs, run: dict[str, Any]) -> None:
         print(f"{printable(meeting)}, for {START} s at most ...", file=sys.stderr, flush=True)
     met = meet(args.coordinator, args.process_id, args.processes, run, START)
     try:
-        _start_runtime(
-            where,
-            coordinator_address=met.coordinator,
-            num_processes=args.processes,
-            process_id=args.process_id,
-            coordinator_bind_address=met.bind_address,
-        )
+        with met.watched(partial(_end_after_loss, args)):
+            _start_runtime(
+                where,
+                coordinator_address=met.coordinator,
+                num_processes=args.processes,
+                process_id=args.process_id,
+                coordinator_bind_address=met.bind_address,
+            )
     except UsageError:
         met.close()
         raise
+
+
+def _end_after_loss(args: RunArgs, process: int) -> NoReturn:
+    """End at once where another process is gone while JAX waits for it, which it does in vain until it aborts."""
+    lost = f"process {args.process_id} of {args.processes} has lost process {process} while they met"
+    os._exit(fail(f"{lost} at {args.coordinator}", 1))
 
 
 def _start_runtime(where: str, **told: Any) -> None:

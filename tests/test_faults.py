@@ -4,9 +4,9 @@ import errno
 import gc
 import io
 import json
+import re
 import resource
 import shutil
-import re
 import signal
 import subprocess
 import sys

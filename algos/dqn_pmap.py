@@ -32,7 +32,10 @@ from common.flags import (
 
 @dataclass(kw_only=True)
 class Args(OffPolicyArgs):
-    """Train DQN. Sizes count over all devices. Environments on the host have other flags."""
+    """Train DQN. Sizes such as --num-envs are totals over all devices.
+
+    Environments on the host have other flags.
+    """
 
     env: str = "CartPole-v1"
     total_timesteps: Steps = 50_000

@@ -17,7 +17,10 @@ from common.flags import AdamBeta, Count, Counts, Discount, Fraction, NonNegativ
 
 @dataclass(kw_only=True)
 class Args(OnPolicyArgs):
-    """Train PPO. Sizes count over all devices. Environments on the host have other flags."""
+    """Train PPO. Sizes such as --num-envs are totals over all devices.
+
+    Environments on the host have other flags.
+    """
 
     # rollout and advantage
     num_steps: Count = 64

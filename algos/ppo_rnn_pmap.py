@@ -29,7 +29,10 @@ from common.flags import (
 
 @dataclass(kw_only=True)
 class Args(RecurrentArgs):
-    """Train PPO with memory. Sizes count over all devices. Environments on the host have other flags."""
+    """Train PPO with memory. Sizes such as --num-envs are totals over all devices.
+
+    Environments on the host have other flags.
+    """
 
     # rollout and advantage
     num_steps: Count = 128

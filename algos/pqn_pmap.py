@@ -30,7 +30,10 @@ from common.flags import (
 
 @dataclass(kw_only=True)
 class Args(RecurrentArgs):
-    """Train PQN. Sizes count over all devices. Environments on the host have other flags."""
+    """Train PQN. Sizes such as --num-envs are totals over all devices.
+
+    Environments on the host have other flags.
+    """
 
     # rollout and returns
     num_steps: Count = 64

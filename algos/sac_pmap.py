@@ -34,7 +34,10 @@ from common.flags import (
 
 @dataclass(kw_only=True)
 class Args(OffPolicyArgs):
-    """Train SAC. Sizes count over all devices. Environments on the host have other flags."""
+    """Train SAC. Sizes such as --num-envs are totals over all devices.
+
+    Environments on the host have other flags.
+    """
 
     env: str = "Pendulum-v1"
     recipe: Literal["sac", "crossq", "simba", "xqc"] = "sac"
@@ -62,7 +65,7 @@ class Args(OffPolicyArgs):
     gamma: Discount = 0.99
     """Discount factor."""
     target_networks: bool = True
-    """Targets by slowly following copies of the Q functions, else by the Q functions themselves."""
+    """Use target networks (slowly updated copies) for the targets, else the Q functions themselves."""
     tau: Share = 0.005
     """Polyak averaging coefficient of the target networks."""
     critic_bins: Count = 1

@@ -161,6 +161,8 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
     """
     metrics, failure, due = UpdateMetrics(), None, run.next_chunk()
     while metrics.updates < due and not (metrics.broken or metrics.leaving):
+        run.console.reach(run.steps + metrics.updates * run.args.steps_per_update)
+        run.console.doing("collecting")
         try:
             batch = batches.next(partial(_stopping, run, state), leaving=run.leaving)
         except ActorsFailed as error:
@@ -169,6 +171,7 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
             batch, failure = None, error
         if batch is None:
             break
+        run.console.doing("learning")
         with batches.learner.doing("update"):
             state, published, reported = update(state, batch)
         batches.publish(published)

@@ -4,6 +4,7 @@ import errno
 import gc
 import io
 import json
+import re
 import resource
 import shutil
 import signal
@@ -147,7 +148,27 @@ def test_a_run_goes_on_without_its_terminal(monkeypatch):
         console.update(10, {"episode/return": 1.0, "episode/count": 2.0, "time/sps": 1.0, "time/sps_wall": 1.0})
         console.warn("something")
         console.say("something")
-    console.stop()
+    console.stop(10)
+
+
+def test_the_bar_says_in_one_line_what_goes_on_and_ends_at_what_is_trained(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    out = Terminal()
+    written = []
+    monkeypatch.setattr(out, "write", written.append)
+    monkeypatch.setattr(sys, "stdout", out)
+    console = Console(quiet=False, total_steps=123_456_789)
+    console.show_bar(0)
+    row = {"episode/return": [100.5, 2.0], "episode/count": 2.0, "time/sps": 1e6, "time/sps_wall": 1e6}
+    console.update(20_000_000, row)
+    console.doing("collecting")
+    console.stop(60_000_000)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", "".join(written))
+    lines = re.split(r"[\r\n]+", text)
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line][-1].startswith("60,000,000/123,456,789 ")
+    assert "collecting" not in lines[-1]
 
 
 @pytest.mark.parametrize(("before", "number"), [(lambda *_: None, signal.SIGHUP), (signal.SIG_IGN, 0)])

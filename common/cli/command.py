@@ -179,7 +179,8 @@ def _known_elsewhere(args_class: type, argv: list[str]) -> str:
 
 def _sentence_in(box: str) -> str:
     """What the parser says of a flag that is unknown, missing or without its value, below its title."""
-    lines = [line.strip(" │╭╰─╮╯") for line in box.splitlines()]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)  # on a terminal it has colours
+    lines = [line.strip(" │╭╰─╮╯") for line in plain.splitlines()]
     title, *said = [line for line in lines if line and "full helptext" not in line]
     return " ".join(said) or title
 

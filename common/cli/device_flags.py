@@ -27,23 +27,23 @@ class DeviceEnvArgs(PbtArgs):
 
     # environment
     env: str = "CartPole-v1"
-    """Environment: a gymnax id, suite:id as brax:ant, or package.module:factory of your own; or on the host
-    envpool:id or gymnasium:id, whose flags --help shows behind --env."""
+    """Environment: a gymnax id, suite:id as brax:ant, or package.module:factory of your own; or envpool:ID,
+    gymnasium:ID, stepped on the CPU; put --env before --help to see their flags."""
     num_envs: Count = 32
     """Parallel environments, over all devices together."""
 
     # evaluation and checkpoints
     save_envs: bool = True
-    """Environments in checkpoints; without them a resumed run begins new episodes, and is not an exact one."""
+    """Save environments in checkpoints; without them a resumed run begins new episodes, and is not an exact one."""
     gif: bool = False
-    """Picture of an episode with the final policy: policy.gif in the run directory."""
+    """Draw an episode with the final policy: policy.gif in the run directory."""
 
     # devices and machines
     num_devices: CountOrZero = 0
-    """Devices to train on; 0: as many as divide the environments, on a CPU only cores that pay off."""
+    """Devices to train on; 0: choose: all accelerators that divide --num-envs, or on a CPU as many cores as help."""
     sharding: Literal["pmap", "members"] = "pmap"
-    """What devices share: the environments of every agent (pmap), or the agents (members). Both compute the same, up to
-    rounding; members wait for those of other devices only to exchange weights."""
+    """pmap: split each agent's environments over devices; members: give each device whole agents. Both compute the
+    same, up to rounding."""
 
     opponent: ClassVar[str] = "random"  # where there is no flag for it
     envs_per_cpu_device: ClassVar[float] = 8  # below, another one costs more than it brings (docs/ppo.md, "Devices")
@@ -109,9 +109,10 @@ class DeviceRolloutArgs(RolloutArgs, DeviceEnvArgs):
 
     # environment
     decorrelate: bool = False
-    """Start of every environment at a random phase of its episode, by random actions before the first update."""
+    """Take random actions before the first update, so that episodes do not end in lockstep."""
     reset_pool: CountOrZero = 0
-    """Initial states shared by all resets of an update, for environments with slow resets; 0: each makes its own."""
+    """For slow resets: make this many initial states per update, from which all resets draw; 0: each reset makes its
+    own."""
 
 
 @dataclass(kw_only=True)
@@ -144,7 +145,7 @@ class ReplayArgs:
 
     # evaluation and checkpoints
     save_buffer: bool = True
-    """Replay buffer in checkpoints; without it a resumed run first refills it up to --learning-starts."""
+    """Save the replay buffer in checkpoints; without it a resumed run first refills it up to --learning-starts."""
 
     # replay buffer
     buffer_size: Count = 1_000_000

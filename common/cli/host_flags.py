@@ -27,11 +27,11 @@ class HostEnvArgs(RunArgs):
     env: str = "envpool:CartPole-v1"
     """Environment: envpool:id or gymnasium:id; gymnasium:module:id imports the module that registers your own."""
     env_params: str = ""
-    """Arguments for envpool's or gymnasium's make, as a JSON object, such as '{"max_episode_steps": 200}'."""
+    """Pass these arguments to envpool's or gymnasium's make: a JSON object, such as '{"max_episode_steps": 200}'."""
     eval_env_params: str = ""
-    """Arguments that evaluations change, as a JSON object; Atari is evaluated on whole games and unclipped rewards."""
+    """Change arguments in evaluations: a JSON object; Atari is evaluated on whole games and unclipped rewards."""
     vectorization: Literal["async", "sync", "vector"] = "async"
-    """Stepping of gymnasium environments: a process each, all in the actor's thread, or their own vectorisation."""
+    """async: one process per environment; sync: all in one thread; vector: the environment's own vectorized version."""
     reset_timeout: Timeout = 120.0
     """Seconds that making, first resetting or closing an actor's environments may take, each."""
     step_timeout: Timeout = 60.0
@@ -47,7 +47,7 @@ class HostEnvArgs(RunArgs):
     learner_timeout: Timeout = 300.0
     """Seconds without a rollout after which the run fails."""
     max_restarts: CountOrZero = 10
-    """Restarts of failed actors, with new environments, before the run fails."""
+    """Restart failed actors, with new environments, up to this many times before the run fails."""
 
     # evaluation and checkpoints
     eval_episodes: Count = 32
@@ -106,7 +106,7 @@ class ActorArgs(HostEnvArgs):
     rollouts_per_update: CountOrZero = 0
     """Rollouts per update, of whichever actors are first, as many from each process; 0: as many as actors."""
     lockstep: bool = False
-    """Fixed order, repeatable: updates learn from the actors' rollouts in turn, collected while the last one ran."""
+    """Make runs repeatable: actors take turns, each acting with the parameters from before the running update."""
 
     block = RolloutArgs.block  # an algorithm with minibatches says `num_minibatches` and `samples_per_env`
 

@@ -65,16 +65,16 @@ class PbtArgs(RunArgs):
 
     # populations
     num_seeds: Count = 1
-    """Independent agents trained together, with seeds seed, seed + 1, ...; of each combination of values in --sweep."""
+    """Train this many independent agents together, with seeds seed, seed + 1, ...; of each combination in --sweep."""
     population: Annotated[int, Bounds(at_least=0, at_most=MAX_AGENTS)] = 0
-    """Members trained together, with seeds seed, seed + 1, ..., that differ in what --sweep draws; 0: none."""
+    """Train this many members together, with seeds seed, seed + 1, ..., that differ in what --sweep draws; 0: none."""
     sweep: tuple[str, ...] = ()
     """Hyper-parameters of members: with --population draws, as learning_rate=log:1e-4:1e-2 gamma=uniform:0.9:0.999
     ent_coef=choice:0,0.01; without it all combinations of values, as learning_rate=3e-4,1e-3 clip_eps=0.1,0.2."""
 
     # population-based training
     pbt: bool = False
-    """Population-based training: the worst members of a --population copy the best, and hyper-parameters are perturbed.
+    """Population-based training: let the worst members of a --population copy the best, and perturb hyper-parameters.
     Member 0 is a control, which keeps its flags."""
     pbt_evolve: tuple[str, ...] = ()
     """Hyper-parameters to evolve, as learning_rate ent_coef; default those of --sweep, else all that can and are not
@@ -84,7 +84,7 @@ class PbtArgs(RunArgs):
     pbt_interval: Count = 20_000
     """Environment steps of each member between exchanges, rounded up to whole updates."""
     pbt_window: Annotated[int, Bounds(at_least=1, at_most=100)] = 100
-    """Newest episodes of a member whose mean return ranks it, at most 100."""
+    """Rank members by the mean return of this many newest episodes (at most 100)."""
 
     @property
     def fixed(self) -> tuple[str, ...]:

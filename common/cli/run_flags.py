@@ -131,11 +131,11 @@ class RunArgs(ArgsFactory):
     # environment
     env: str
     env_params: str = ""
-    """Environment parameters to change, as a JSON object, such as '{"max_steps_in_episode": 200}'."""
+    """Change parameters of the environment: a JSON object, such as '{"max_steps_in_episode": 200}'."""
     tuned: bool = False
-    """Hyper-parameters tuned for the environment, from algos/tuned/, in place of defaults (default: on, if any)."""
+    """Start from the flags tuned for this environment in algos/tuned/, if there are any (default: on)."""
     list_envs: Suite = ""
-    """List of the environments, or of those of one suite; nothing is trained."""
+    """List the environments, or those of one suite, and train nothing."""
 
     # run
     seed: CountOrZero = 0
@@ -145,23 +145,23 @@ class RunArgs(ArgsFactory):
     run_dir: str = ""
     """Directory of the run (default: runs/<env>__<algo>__<seed>__<time>)."""
     resume: str = ""
-    """Directory of a run to continue exactly, with its flags; flags given here override them."""
+    """Continue the run in this directory exactly, with its flags; flags given here override them."""
     resume_or_start: bool = False
-    """Continuation of the run in --run-dir, or its start where there is none: for jobs that a cluster queues again."""
+    """Continue the run in --run-dir, or start it if there is none (for requeued cluster jobs)."""
     init_from: str = ""
-    """Run whose parameters and normaliser training starts from, at step 0."""
+    """Start a new run from the parameters and normalizers of this run."""
     overwrite: bool = False
-    """Deletion of an existing run in --run-dir first; files that are not a run's stay."""
+    """Delete an existing run in --run-dir first; files that are not a run's stay."""
     stop_after: StepsOrZero = 0
-    """Environment steps in all after which to stop, saved and resumable; schedules do not change. 0: off."""
+    """Stop, saved and resumable, once the run has this many steps; schedules still run to --total-timesteps. 0: off."""
     max_seconds: Seconds = 0.0
-    """Seconds after which to stop, saved and resumable, but not before some training is done. 0: off."""
+    """Stop, saved and resumable, after this many seconds, but not before some training is done. 0: off."""
     stop_at_return: Finite | None = None
-    """Evaluation return at which training ends (mean over seeds, best member of a population)."""
+    """End training once an evaluation reaches this return (mean over seeds, best member of a population)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the hidden layers; parameters, losses and optimiser stay float32."""
     benchmark: bool = False
-    """Speed measurement: no run directory, evaluation or checkpoint, and one line of JSON at the end."""
+    """Measure the speed only: no run directory, evaluation or checkpoint, and one line of JSON at the end."""
 
     # evaluation and checkpoints
     eval_interval: StepsOrZero = 100_000
@@ -171,27 +171,27 @@ class RunArgs(ArgsFactory):
     checkpoint_interval: StepsOrZero = 100_000
     """Environment steps between checkpoints; 0: at the end only."""
     keep_checkpoints: CountOrZero = 5
-    """Newest checkpoints to keep; 0: all."""
+    """Keep this many of the newest checkpoints; 0: all."""
     keep_best: bool = False
-    """Checkpoint with the best evaluation (mean over seeds, best member of a population), kept beside the newest; every
-    state that is evaluated is saved."""
+    """Save every state that is evaluated, and keep the one with the best evaluation (mean over seeds, best member of a
+    population) beside the newest."""
 
     # logging
     log_interval: Steps = 10_000
     """Environment steps between rows of the log."""
     log_info: tuple[str, ...] = ()
-    """Entries of the environment's info to log: ENTRY as a mean, or ENTRY_sum, ENTRY_max, ENTRY_min, ENTRY_last."""
+    """Log entries of the environment's info: ENTRY as a mean, or ENTRY_sum, ENTRY_max, ENTRY_min, ENTRY_last."""
     tensorboard: bool = False
-    """TensorBoard files in the run directory."""
+    """Write TensorBoard files to the run directory."""
     wandb: bool = False
-    """Weights & Biases; its variables WANDB_PROJECT (default: pmaprl), WANDB_RUN_GROUP, WANDB_NAME ... apply."""
+    """Log to Weights & Biases; its variables WANDB_PROJECT (default: pmaprl), WANDB_RUN_GROUP, WANDB_NAME ... apply."""
     quiet: bool = False
-    """No output but warnings and errors."""
+    """Print nothing but warnings and errors."""
 
     # devices and machines
     distributed: Meeting = ""
-    """Several processes: those that Slurm, Open MPI, Kubernetes or a TPU pod has started, or, without such a system,
-    process ID (from 0) of COUNT, which meet at HOST:PORT of process 0."""
+    """Train in several processes: those that Slurm, Open MPI, Kubernetes or a TPU pod has started, or, without such a
+    system, this one as process ID (from 0) of COUNT, which meet at HOST:PORT of process 0."""
 
     @property
     def fixed(self) -> tuple[str, ...]:

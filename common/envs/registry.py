@@ -107,6 +107,8 @@ def check_known(name: str, env_id: str, known: Sequence[str]) -> None:
     near = difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.4)
     mistyped = difflib.get_close_matches(env_id.lower(), near, cutoff=0.7)
     meant = [] if mistyped else _names_elsewhere(env_id)  # imports all suites
+    if env_id.startswith("ALE/"):  # gymnasium's names of Atari games
+        meant = [f"envpool:{env_id.removeprefix('ALE/')}", f"gymnasium:{env_id}"]
     meant = meant or [suite + lowered[match] for match in near]
     listed = f"--list-envs {suite.rstrip(':') or 'gymnax'} prints those there are"
     hint = f"did you mean {', '.join(meant)}?" if meant else listed

@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -12,6 +13,17 @@ import numpy as np
 from common.cli.errors import printable
 
 T = TypeVar("T")
+
+
+class Doing:
+    """What goes on, and for how many seconds it has by the time that it is shown."""
+
+    def __init__(self, what: str):
+        self._what = what
+        self._began = time.monotonic()
+
+    def __str__(self) -> str:
+        return f"{self._what} {time.monotonic() - self._began:.0f} s" if self._what else ""
 
 
 class Console:
@@ -54,17 +66,38 @@ class Console:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
 
     def show_bar(self, steps: int) -> None:
-        """Show how far the training is, where output is a terminal."""
+        """Show how far the training is and what goes on, where output is a terminal, in one line of 80 columns."""
         if self.quiet or not self._rich.is_terminal:
             return
-        from rich import progress
+        from rich import progress, table
 
-        bar, left = progress.BarColumn(bar_width=None), progress.TimeRemainingColumn(compact=True)
-        columns = "{task.completed:,.0f} / {task.total:,.0f} steps", bar, "{task.fields[report]}", "ETA", left
-        self._bar = progress.Progress(*columns, console=self._rich, refresh_per_second=5)
-        self._bar.add_task("", total=self.total, completed=steps, report="")
+        def text(template: str) -> progress.TextColumn:
+            return progress.TextColumn(template, table_column=table.Column(no_wrap=True))
+
+        self._bar = progress.Progress(
+            text("{task.completed:,.0f}/{task.total:,.0f}"),
+            progress.BarColumn(bar_width=None, table_column=table.Column(ratio=1, min_width=4)),
+            text("{task.fields[report]}"),
+            text("{task.fields[doing]}"),
+            progress.TextColumn("ETA"),
+            progress.TimeRemainingColumn(compact=True),
+            console=self._rich,
+            refresh_per_second=5,
+            expand=True,
+        )
+        self._bar.add_task("", total=self.total, completed=steps, report="", doing=Doing("starting"))
         with self._unread():
             self._bar.start()
+
+    def doing(self, what: str) -> None:
+        """Show what goes on from now on, such as `compiling`, and the seconds that it takes."""
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], doing=Doing(what))
+
+    def reach(self, steps: int) -> None:
+        """Show that so many steps are trained."""
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], completed=min(steps, self.total))
 
     def update(self, steps: int, row: dict[str, Any]) -> None:
         """Show one log interval, with the return of the episodes that ended in it."""
@@ -74,10 +107,11 @@ class Console:
         earned = f"return {brief_returns(row['episode/return'], self._is_population)}" if ended else "no episode ended"
         which = f"({ended:,} episode{'s' * (ended > 1)} ended)" if ended else ""
         speed = f"{row['time/sps']:,.0f} steps/s"
-        if self._bar:  # in two lines, which fit on 80 columns
+        if self._bar:
+            first = earned.split(",")[0].split(" over ")[0]  # of a population its best; the rest is for long lines
             with self._unread():
-                report = f"{earned}\n{which} {speed}"
-                self._bar.update(self._bar.task_ids[0], completed=min(steps, self.total), report=report)
+                self._bar.update(self._bar.task_ids[0], report=f"{first if ended else ''} {row['time/sps']:,.0f}/s")
+            self.reach(steps)
             return
         eta = max(self.total - steps, 0) / max(row["time/sps_wall"], 1e-9)
         shown = " ".join(filter(None, [earned, which]))
@@ -97,8 +131,11 @@ class Console:
             with self._unread():
                 self._rich.show_cursor()
 
-    def stop(self) -> None:
+    def stop(self, steps: int) -> None:
+        """End the bar, which shows these trained steps for good."""
         if self._bar:
+            self.doing("")
+            self.reach(steps)
             with self._unread():
                 self._bar.stop()
             self._bar = None

@@ -141,8 +141,10 @@ def _members(run: Any, newest: Score, when: str) -> list[str]:
     broken = f", of which {len(means) - len(order)} broke," if len(order) < len(means) else ""
     spread = brief_returns(means, is_population=True)
     of_all = f"{spread} of {len(means)} members{broken} over {args.eval_episodes} episodes{when}"
-    told = "their flags by now" if args.exchange_interval else "what to add to your flags for each of them alone"
-    lines = [f"greedy   return {of_all}", f"ranked   by that return, which selection flatters, and {told}:"]
+    told = "their flags by now" if args.exchange_interval else "the flags that train each alone"
+    lines = [f"greedy   return {of_all}"]
+    shown = min(len(order), SHOWN_MEMBERS)
+    lines.append(f"ranked   the {shown} best (optimistic: picked by this evaluation), and {told}:")
     evolved = [f"hyper/{name}" for name in args.members.hyper] if args.exchange_interval else []
     series, flags = read_log(run.dir, evolved).series, args.flags_of_members()
     for place, member in enumerate(order[:SHOWN_MEMBERS], start=1):

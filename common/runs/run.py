@@ -74,7 +74,7 @@ class Run:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self.console.stop()
+        self.console.stop(self.steps)
         self._interruption.stop()
         if self.evaluations is None:
             return
@@ -108,6 +108,8 @@ class Run:
         if start.has_ended and (self.steps >= self._end or self.evaluations.goal_reached):
             return None, None
         self.console.say("compiling ...")
+        self.console.show_bar(self.steps)
+        self.console.doing("compiling")
         with self.clock.timed("compile"):
             programs = compile_together(programs, members, shapes, example)
             fresh = np.int32((members.seed.astype(np.int64) + self.steps) % LARGEST)  # other episodes after a resume
@@ -115,7 +117,7 @@ class Run:
             state = place(start.arrays, make, shapes, self.devices, self.args.sharding)
         self.console.say(f"compiled in {self.clock.seconds['compile']:.1f} s")
         self.evaluations.evaluate, self.evaluations.beside = programs.evaluate, beside
-        self.console.show_bar(self.steps)
+        self.console.doing("training")
         self.clock.begin()
         return state, programs.update
 
@@ -167,11 +169,14 @@ class Run:
         """Evaluate and save this very state, unless that is done."""
         self.recorder.wait()  # raises: what is broken is neither evaluated nor saved
         if evaluate and not self.args.benchmark:
+            self.console.doing("evaluating")
             self.evaluations.begin(self.steps, state)
         self.recorder.write()
         if save:
+            self.console.doing("saving")
             with self.clock.timed("checkpoint"):
                 self.saver.save(self.steps, state)
+        self.console.doing("training")
 
     def rescue(self, state: Any) -> None:
         """Save before the run fails for a reason that does not lie in `state`; warns where that fails too."""
@@ -190,7 +195,7 @@ class Run:
         """
         if state is not None:
             self._settle(state, evaluate=not self._interruption.received(), save=True)
-            self.console.stop()
+            self.console.stop(self.steps)
             self.evaluations.finish()  # once all is saved, since an environment on the host may fail
         finished = self.steps >= self.total or self.evaluations.goal_reached
         status = "interrupted" if self._interruption.received() else "finished" if finished else "stopped"

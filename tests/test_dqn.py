@@ -5,13 +5,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import dqn, make_env, over_devices, relative_difference, small_dqn_args
+from helpers import dqn, make_env, metric_rows, over_devices, relative_difference, small_dqn_args
 
+from common.actors.batches import over_learners
 from common.actors.host_drivers import transitions_of
 from common.device.agents import at_start
 from common.device.interface import Now, Transition
 from common.device.optim import hp_of
 from common.device.replay import new_replay
+from common.device.sharding import AXIS
+from common.nets.returns import Returns
 
 
 def test_n_step_returns_end_with_the_episode_and_cross_the_ring_s_end():
@@ -111,6 +114,32 @@ class Lab(host_helpers.Lab):
     def __init__(self, **flags):
         sizes = {"envs_per_actor": 4, "batch_size": 16, "learning_starts": 32, "total_timesteps": 640}
         super().__init__(dqn, dqn.Args(**host_helpers.SMALL | sizes | flags))
+
+
+def test_learning_waits_until_every_group_of_rings_has_something_to_draw():
+    """One environment has reset itself all the time, and two steps are none of three: the others have enough."""
+    lab = Lab(n_steps=3, learning_starts=24)
+    state = jax.jit(jax.vmap(lab.driver.init, axis_name=AXIS))(jnp.zeros(1, int))
+    obs, taken = np.zeros((9, 4, 2), np.float32), np.zeros((8, 4), np.int32)
+    whole = host_helpers.made_up(1, obs, valid=1.1, action=taken, extras=taken)
+    short = whole._replace(valid=whole.valid & ((np.arange(4) != 1) | (np.arange(8)[:, None] < 2)))
+    updates = []
+    for rollout in (short, whole):
+        state, *_ = lab.step(state, over_learners((rollout, rollout), 1))
+        updates.append(int(state.run.gradient_updates[0]))
+    assert updates == [0, 64], "what was due before is not made up for"
+
+
+def test_the_share_of_returns_beyond_the_atoms_of_c51_is_measured_and_warned_of_once(tmp_path, capsys):
+    atoms = jnp.array([[-3.0, 0.0, 2.0, 2.1], [-2.0, -1.0, 1.0, 2.0]])
+    logits = jnp.log(jnp.array([[0.1, 0.2, 0.3, 0.4]] * 2))
+    returns = Returns(atoms, logits, -2.0, 2.0)
+    np.testing.assert_allclose(returns.outside(), [0.5, 0.0], rtol=1e-6)
+    flags = {"distribution": "c51", "v_min": -1.0, "v_max": 2.0, "hidden_sizes": (4,), "total_timesteps": 20 * 16}
+    dqn.train(small_dqn_args(**flags, env="helpers:Toy", log_interval=64, run_dir=str(tmp_path)))
+    shares = [row["q/outside"] for row in metric_rows(tmp_path) if row.get("q/outside") is not None]
+    assert len(shares) > 3 and min(shares) > 0.2
+    assert capsys.readouterr().err.count("beyond --v-min -1 .. --v-max 2") == 1
 
 
 def test_actors_explore_with_the_learner_s_epsilon_and_rollouts_are_not_continued():

@@ -13,6 +13,7 @@ from helpers import (
     metric_rows,
     ppo,
     relative_difference,
+    sac,
     small_args,
     small_sac_args,
 )
@@ -23,6 +24,7 @@ from common.device.population import SOURCE, evolve, exchange, objective_of
 from common.device.sharding import TrainState
 from common.device.statistics import WINDOW, Episodes, RecentEpisodes
 from common.drawing.figures import descent
+from common.envs.registry import make
 
 SIZE = 10
 RULES = Rules(WINDOW, {"learning_rate": "factor", "gamma": "complement", "adam_b2": "complement", "tau": "share"})
@@ -158,11 +160,36 @@ def test_all_but_the_best_and_the_control_change():
         ("gamma", 0.9, 1.2, 0.88),
         ("gamma", 0.1, 1.2, 0.0),
         ("adam_b2", 1 - 1.1e-6, 1 / 1.2, 1 - 1e-6),  # with 1 Adam would divide by 0
+        ("alpha", 1.5e-8, 0.5, 1e-8),
+        ("policy_lr", 3e38, 1.5, 2.0**128 - 2.0**104),  # the largest number of float32
     ],
 )
 def test_first_changes_are_as_those_of_exchanges(name, value, factor, wanted):
-    assert RULES.moved(name, value, factor) == pytest.approx(wanted, abs=1e-9)
-    assert RULES.moved(name, jnp.array([value]), factor, jnp.clip) == pytest.approx(wanted, abs=1e-7)
+    """No flag leaves what it may be."""
+    rules = RULES._replace(limits=small_sac_args(population=2, pbt=True).rules.limits)
+    assert rules.moved(name, value, factor) == pytest.approx(wanted, rel=1e-7, abs=1e-9)
+    assert rules.moved(name, jnp.array([value]), factor, jnp.clip) == pytest.approx(wanted, rel=1e-6, abs=1e-7)
+
+
+def test_members_may_aim_at_the_entropy_of_the_uniform_policy_at_most():
+    for env, low, high in (("CartPole-v1", -np.inf, 1.0), ("Pendulum-v1", -np.log(2), np.inf)):
+        limits = sac.make_algorithm(small_sac_args(env=env), make(env).spec).limits["target_entropy_scale"]
+        assert limits == pytest.approx((low, high))
+
+
+@pytest.mark.slow
+def test_the_entropy_that_members_aim_at_is_one_that_policies_have(tmp_path, monkeypatch):
+    """From the start, with a recipe's default or one near the limit, whatever is changed."""
+    plain = PbtArgs.rules.fget
+    often = {"mutation_rate": 1.0, "reset_rate": 0.0, "gap": 0.0}
+    monkeypatch.setattr(PbtArgs, "rules", property(lambda args: plain(args)._replace(**often)))
+    flags = {"population": 8, "pbt": True, "pbt_evolve": ("target_entropy_scale",), "pbt_interval": 16}
+    flags |= {"env": "helpers:Blink", "target_entropy_scale": 0.9, "total_timesteps": 40 * 16, "log_interval": 16}
+    args = small_sac_args(**flags, hidden_sizes=(4,), run_dir=str(tmp_path))
+    assert max(args.members.hyper["target_entropy_scale"]) > 1, "or this shows nothing"
+    sac.train(args)
+    scales = np.array([row["hyper/target_entropy_scale"] for row in metric_rows(tmp_path) if "pbt/source" in row])
+    assert len(set(scales.ravel())) > 20 and scales.max() == 1.0
 
 
 def test_changes_are_as_frequent_as_asked_and_go_both_ways():

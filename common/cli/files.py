@@ -99,7 +99,26 @@ def read_config(run_dir: str | Path) -> dict[str, Any]:
     if not isinstance(args, dict) or not isinstance(args.get("env"), str) or "algorithm" not in config:
         reason = "has no readable config.json" if os.path.exists(run_dir) else "does not exist"
         raise UsageError(f"{run_dir} is not a run directory: it {reason}")
+    if "byte_max" not in args and _has_other_bytes(config.get("env_spec")):
+        args["byte_max"] = 255
     return config
+
+
+def _has_other_bytes(env_spec: Any) -> bool:
+    """Whether observations have bytes whose bounds are not 0 and 255, but which a run divided by 255 as all were once.
+
+    Runs of versions that look at bounds say what their --byte-max is.
+    """
+
+    def has_other(space: Any, dtype: Any) -> bool:
+        if isinstance(space, dict) and isinstance(space.get("parts"), dict) and isinstance(dtype, dict):
+            return any(has_other(part, dtype.get(name)) for name, part in space["parts"].items())
+        if isinstance(space, dict) and isinstance(space.get("parts"), list) and isinstance(dtype, list):
+            return any(map(has_other, space["parts"], dtype))
+        is_box = isinstance(space, dict) and space.get("type") == "Box" and dtype == "uint8"
+        return is_box and (space.get("low"), space.get("high")) != (0.0, 255.0)
+
+    return isinstance(env_spec, dict) and has_other(env_spec.get("observation_space"), env_spec.get("obs_dtype"))
 
 
 class Entry(NamedTuple):

@@ -27,6 +27,7 @@ from common.cli.run_flags import ONE_TIME
 from common.device.agents import Policy
 from common.device.optim import hp_of
 from common.device.sharding import flatten, unflatten
+from common.envs.bytes import spec_with_byte_max
 from common.envs.spaces import EnvSpec
 from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, step_of
 from common.runs.console import Console
@@ -77,7 +78,7 @@ def load_policy(
     run_dir, step = _split_checkpoint(Path(run), step)
     config = read_config(run_dir)
     try:
-        env = EnvSpec.from_json(config["env_spec"])
+        env = spec_with_byte_max(EnvSpec.from_json(config["env_spec"]), config["args"].get("byte_max", 0))
     except Exception as error:
         raise UsageError(f"{run_dir} does not say what its observations and actions are: {error!r}") from error
     module = _module(config, run_dir, algorithm)

@@ -4,22 +4,27 @@ import sys
 from functools import partial
 from types import SimpleNamespace
 
+import appo_pmap as appo
 import gymnasium
 import gymnax
 import helpers
+import host_toys  # noqa: F401  (registers the toys)
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import Endings, KeyInState, Pusher, make_env, over_devices, same_bits, small_args, train
 
+from common.actors.actor import inspect_env
 from common.cli.errors import UsageError
 from common.device.rollout import action_noise, new_starts, split_keys, step_envs
 from common.device.sharding import flatten, key_data, to_devices, to_host, unflatten
 from common.envs import spaces
+from common.envs.bytes import describe_bytes, spec_with_byte_max
 from common.envs.custom import wrap
 from common.envs.environment import LONGEST_HORIZON, Env
 from common.envs.registry import SUITES, check_known, list_envs, make, make_host
+from common.envs.variation import run_env
 from common.nets.distributions import encode_action
 
 OFFLINE_IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]
@@ -143,6 +148,47 @@ def test_whole_actions_reach_an_environment_on_the_devices_as_such():
     env = wrap(Gears())
     step = jax.vmap(lambda action: env.step(jax.random.key(0), env.reset(jax.random.key(1))[1], action).reward)
     assert step(jnp.array([[-9.0], [-0.6], [0.4], [2.9], [9.0]])).tolist() == [-2, -1, 0, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "wanted"),
+    [
+        (0, 5, [0, 0.6, 1]),
+        (0, 255, [0, 3 / 255, 5 / 255]),
+        (-np.inf, np.inf, [0, 3 / 255, 5 / 255]),
+        (0, 0, [0, 3 / 255, 5 / 255]),
+        ([0, 1, 4], [1, 5, 5], [0, 0.5, 1]),
+        ([0, 0, 5], [0, 10, 5], [0, 0.3, 5 / 255]),
+    ],
+    ids=str,
+)
+def test_bytes_become_0_to_1_by_their_bounds(low, high, wanted):
+    low, high = (np.broadcast_to(np.float32(bound), (3,)) for bound in (low, high))
+    found = spaces.encode(jnp.uint8([[0, 3, 5]]), spaces.Box(low, high, (3,)))
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-6)
+
+
+def test_a_flag_says_what_the_largest_byte_is_for_networks_on_the_device_and_on_the_host():
+    on_device = run_env(small_args(byte_max=20), make("helpers:Parts")).spec
+    on_host = inspect_env(appo.Args(env="gymnasium:host_toys:ImageToy-v0", vectorization="sync", byte_max=20)).spec
+    pictures = on_device.observation_space["picture"], on_host.observation_space
+    for space in pictures:
+        assert spaces.encode(jnp.full((1, *space.shape), 10, jnp.uint8), space).max() == 0.5
+    declared = make("helpers:Parts").spec
+    assert spec_with_byte_max(declared, 0).to_json() == declared.to_json() != on_device.to_json()
+
+
+def test_the_header_names_bytes_that_may_be_codes():
+    def spec(shape, high, dtype=np.uint8):
+        return spaces.EnvSpec("E", {"part": spaces.box(shape, 0, high)}, {"part": np.dtype(dtype)}, spaces.Discrete(2))
+
+    may_be_codes = [((4,), 255), ((7, 7, 3), 255), ((4,), np.inf)]
+    for shape, high in may_be_codes:
+        assert "part" in describe_bytes(small_args(), spec(shape, high))["bytes"]
+    assert not describe_bytes(small_args(byte_max=255), spec((4,), 255))
+    assert not describe_bytes(small_args(normalize_obs=True), spec((4,), 255))
+    for known in (spec((4,), 5), spec((84, 84, 4), 255), spec((4,), 255, np.float32)):
+        assert not describe_bytes(small_args(), known)
 
 
 @pytest.mark.slow

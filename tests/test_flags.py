@@ -50,6 +50,7 @@ from common.cli.population_flags import PbtArgs
 from common.cli.run_flags import RunArgs
 from common.device.sharding import AXIS, MEMBERS
 from common.envs.registry import make
+from common.envs.variation import run_env
 from common.runs.checkpoints import read
 
 
@@ -71,7 +72,7 @@ BASE |= {"learning_rate": 0.05, "clip_eps": 0.02}
 
 # Flags that change what is learned, each with the value that is compared with that of the small runs
 MATHS = {"gamma": 0.5, "adam_b1": 0.5, "adam_b2": 0.9}
-ALL = {"hidden_sizes": (5,), "seed": 1, "normalize_obs": True}
+ALL = {"hidden_sizes": (5,), "seed": 1, "normalize_obs": True, "byte_max": 20}
 ON_POLICY = ALL | {"num_minibatches": 4, "lr_schedule": "constant", "ent_fraction": 0.75, "share_torso": True}
 ON_POLICY |= {"exploration_loss": "symmetric-kl", "norm_adv": False, "normalize_returns": False, "activation": "relu"}
 ON_POLICY_MATHS = MATHS | {"learning_rate": 0.01, "gae_lambda": 0.5, "vf_coef": 0.1, "ent_coef": 0.5}
@@ -123,6 +124,7 @@ CASES = {
 }
 LONG = {"num_epochs": 4, "learning_rate": 0.1, "clip_eps": 0.01}
 GAME = {"env": "pgx:tic_tac_toe"}
+IMAGES_ON_HOST = {"env": "gymnasium:host_toys:ImageToy-v0", "normalize_obs": False}
 OTHERS = {  # by algorithm and flag, or by flag: what both runs get besides
     ("ppo", "env_params"): {"env": "helpers:Toy"},
     "critic_limit": {"critic_bins": 5},
@@ -130,6 +132,8 @@ OTHERS = {  # by algorithm and flag, or by flag: what both runs get besides
     "opponent": GAME,
     "opponent_interval": GAME | {"opponent": "self", "total_timesteps": 20 * UPDATE},
     **dict.fromkeys(("encoder", "image_scale"), {"env": "helpers:Pixels"}),
+    "byte_max": {"env": "helpers:Pixels", "normalize_obs": False},
+    **dict.fromkeys((("appo", "byte_max"), ("sac on the host", "byte_max")), IMAGES_ON_HOST),
     **{("memory", flag): {"share_torso": False} for flag in MEMORY if flag[:3] in ("rnn", "bpt", "obs")},
     **{("pqn", flag): {"rnn": "gru"} for flag in ("rnn_size", "rnn_layers", "rnn_span")},
     ("appo", "encoder"): {"env": "gymnasium:host_toys:ImageToy-v0"},
@@ -206,7 +210,7 @@ def program(algorithm: Any, **flags: Any) -> list[Any]:
         driver = host_driver(algorithm.make_algorithm(args, env.spec), args, env.spec)
         batch = (strip(example_batch(args, env, driver, 1).rollouts, 1),)
     else:
-        driver = driver_of(args, make(args.env, args.env_params))
+        driver = driver_of(args, run_env(args, make(args.env, args.env_params)))
     init, state, _ = trace(driver.init, args.num_agents, jnp.int32(0))
     update, *_ = trace(driver.update, args.num_agents, state, *batch)
     return [init, update, args.members]

@@ -18,6 +18,7 @@ from common.cli.host_flags import HostEnvArgs
 from common.device.agents import Seen
 from common.device.statistics import Tally, kind_of
 from common.envs import spaces
+from common.envs.bytes import spec_with_byte_max
 from common.envs.host import HostEnvs, HostStep, begins, evaluation_params
 from common.envs.masks import check_legal, legal_actions
 from common.envs.numbers import cast
@@ -179,7 +180,7 @@ def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
             raise
         with worker.doing("close"), readable_errors(f"environment {args.env} cannot be closed"):
             envs.close()
-        return HostEnvKind(args.env, envs.spec, envs.resets_in_step)
+        return HostEnvKind(args.env, spec_with_byte_max(envs.spec, args.byte_max), envs.resets_in_step)
 
     worker.run(try_out)
     while not worker.result.done():

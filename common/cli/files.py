@@ -111,6 +111,8 @@ def read_config(run_dir: str | Path) -> dict[str, Any]:
         raise UsageError(f"{run_dir} is not a run directory: it {reason}")
     if wrong := _wrong_in(config):
         raise UsageError(f"{run_dir} is not a run directory: its config.json has no {wrong}")
+    if "byte_max" not in args and _has_other_bytes(config.get("env_spec")):
+        args["byte_max"] = 255
     return config
 
 
@@ -145,6 +147,23 @@ def _is_member(flags: Any) -> bool:
     if not isinstance(flags, dict) or type(flags.get("seed")) is not int:
         return False
     return all(value is None or type(value) in (int, float, bool) for value in flags.values())
+
+
+def _has_other_bytes(env_spec: Any) -> bool:
+    """Whether observations have bytes whose bounds are not 0 and 255, but which a run divided by 255 as all were once.
+
+    Runs of versions that look at bounds say what their --byte-max is.
+    """
+
+    def has_other(space: Any, dtype: Any) -> bool:
+        if isinstance(space, dict) and isinstance(space.get("parts"), dict) and isinstance(dtype, dict):
+            return any(has_other(part, dtype.get(name)) for name, part in space["parts"].items())
+        if isinstance(space, dict) and isinstance(space.get("parts"), list) and isinstance(dtype, list):
+            return any(map(has_other, space["parts"], dtype))
+        is_box = isinstance(space, dict) and space.get("type") == "Box" and dtype == "uint8"
+        return is_box and (space.get("low"), space.get("high")) != (0.0, 255.0)
+
+    return isinstance(env_spec, dict) and has_other(env_spec.get("observation_space"), env_spec.get("obs_dtype"))
 
 
 class Entry(NamedTuple):

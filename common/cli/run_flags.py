@@ -13,7 +13,18 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from tyro.constructors import PrimitiveConstructorSpec
 
-from common.cli.checks import LARGEST, Count, CountOrZero, Finite, Seconds, Steps, StepsOrZero, check_flags, flag_of
+from common.cli.checks import (
+    LARGEST,
+    Bounds,
+    Count,
+    CountOrZero,
+    Finite,
+    Seconds,
+    Steps,
+    StepsOrZero,
+    check_flags,
+    flag_of,
+)
 from common.cli.env_flags import is_custom, named_by_text
 from common.cli.errors import UsageError, shortened
 from common.cli.files import Entry, find_entry, read_config
@@ -22,7 +33,12 @@ ONE_TIME = ("resume", "run_dir", "init_from", "overwrite", "stop_after", "max_se
 ONE_TIME += ("resume_or_start", "list_envs", "tuned", "distributed")
 """Flags of one invocation, not taken over by --resume."""
 MEANING = ("activation", "image_scale", "weight_norm", "squash_log_std", "log_std_min", "critic_limit")
-MEANING += ("distribution", "v_min", "v_max")  # flags that decide what parameters mean, but not their shapes
+MEANING += (
+    "byte_max",
+    "distribution",
+    "v_min",
+    "v_max",
+)  # flags that decide what parameters mean, but not their shapes
 MAX_PROCESSES = 4096  # more are a slip of the finger, for which the first one would take gigabytes
 
 
@@ -132,6 +148,8 @@ class RunArgs(ArgsFactory):
     env: str
     env_params: str = ""
     """Change parameters of the environment: a JSON object, such as '{"max_steps_in_episode": 200}'."""
+    byte_max: Annotated[int, Bounds(at_least=0, at_most=255)] = 0
+    """Largest value of bytes in observations, by which they are divided for networks; 0: the bound of their space."""
     tuned: bool = False
     """Start from the flags tuned for this environment in algos/tuned/, if there are any (default: on)."""
     list_envs: Suite = ""

@@ -273,7 +273,7 @@ def clip(action: Any, space: Space, batch: tuple[int, ...] = (), np: Any = jnp) 
 def encode(observation: jax.Array, space: Leaf) -> jax.Array:
     """A batch of raw observations as network input, float32: [..., *shape] or, one-hot, [..., sum(nvec)].
 
-    Bytes become 0..1. Arrays that are not images [H, W, C] are flattened.
+    Bytes become 0..1, see `byte_range`. Arrays that are not images [H, W, C] are flattened.
     """
     if not isinstance(space, Box):
         batch = observation.shape[: observation.ndim - len(space.shape)]
@@ -282,10 +282,23 @@ def encode(observation: jax.Array, space: Leaf) -> jax.Array:
             return jax.nn.one_hot(components, space.nvec[0]).reshape(*components.shape[:-1], sum(space.nvec))
         parts = [jax.nn.one_hot(components[..., i], n) for i, n in enumerate(space.nvec)]
         return jnp.concatenate(parts, axis=-1)
-    scale = 255.0 if observation.dtype == jnp.uint8 else 1.0
     batch = observation.shape[: observation.ndim - len(space.shape)]
     shape = space.shape if is_image(space) else (math.prod(space.shape),)
-    return observation.astype(jnp.float32).reshape(*batch, *shape) / scale
+    numbers = observation.astype(jnp.float32).reshape(*batch, *shape)
+    if observation.dtype != jnp.uint8:
+        return numbers
+    low, size = (bound.reshape(shape) for bound in byte_range(space))
+    numbers = numbers - low if np.any(low) else numbers
+    return numbers / (size.flat[0] if len(set(size.flat)) == 1 else size)
+
+
+def byte_range(space: Box) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest bytes, and how far the highest are from those, by the bounds of `space`; 0 and 255 where it has none.
+
+    There are none where they are infinite, no bytes, or the same: then nobody knows what else comes.
+    """
+    known = (space.low >= 0) & (space.high <= 255) & (space.low < space.high)
+    return np.where(known, space.low, 0), np.where(known, space.high - space.low, 255).astype(np.float32)
 
 
 def flat_size(space: Space) -> int:

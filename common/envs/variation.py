@@ -11,6 +11,7 @@ import numpy as np
 from common.cli.env_flags import DRAWS, PREFIX, Draw, read_draw, read_params
 from common.cli.errors import UsageError
 from common.envs import spaces
+from common.envs.bytes import with_byte_max
 from common.envs.environment import Env, Step
 from common.envs.suite_tools import changed_params, readable_errors
 
@@ -38,6 +39,9 @@ def run_env(args: Any, env: Env) -> Env:
     varied = {name: values for name, values in args.members.hyper.items() if name.startswith(PREFIX)}
     for name, values in varied.items():
         check_number(env, name.removeprefix(PREFIX), sorted(set(values)))
+    if args.byte_max:
+        env = copy.copy(env)
+        env.observation_space = with_byte_max(env.observation_space, env.obs_dtype, args.byte_max)
     if logged := dict.fromkeys((*args.log_info, *getattr(env.inner, "log_info", ()))):
         env = copy.copy(env)
         env.logged = _logged_entries(logged, env)

@@ -33,7 +33,7 @@ import common.actors.host_evaluation
 import common.actors.threads
 from common import play
 from common.actors.actor import Actor, inspect_env
-from common.actors.batches import ActorsFailed
+from common.actors.batches import ActorsFailed, Batches
 from common.actors.host_evaluation import HostEvaluation, run_host_episodes
 from common.actors.threads import GRACE, Activity, Collected, ParameterSlots, RolloutQueue, Slot, Worker
 from common.cli.env_flags import read_params
@@ -537,6 +537,41 @@ def test_an_environment_that_hangs_at_the_first_look_is_given_up(tmp_path, monke
     args = small_args(env_params=trouble(tmp_path, hang_in_close=1), reset_timeout=0.1)
     with pytest.raises(TrainingError, match="--reset-timeout 0.1"):
         inspect_env(args)
+
+
+def test_an_environment_cannot_end_the_program():
+    with pytest.raises(UsageError, match=r"os._exit\(7\)"):
+        inspect_env(small_args(env_params='{"exit_at": 1}'))
+    for phase in ("make", "reset", "env_step", "close"):
+        with pytest.raises(FailedEnvError, match="3"), Worker("actor 0").doing(phase):
+            os._exit(3)
+    code = "import os, common.actors.threads as t; w = t.Worker('a')\nwith w.doing('make'): pass\nos._exit(5)"
+    assert run_python("-c", code, cwd=ROOT).returncode == 5
+
+
+@pytest.mark.parametrize(("cause", "tracebacks"), [(FailedEnvError("too slow"), 0), (KeyError("mine"), 1), (None, 0)])
+def test_a_restart_says_in_one_line_what_is_no_fault_of_somebodys_code(cause, tracebacks):
+    warnings, error = [], UsageError("environment X cannot be made: why")
+    error.__cause__ = cause
+    batches = SimpleNamespace(
+        _failures=itertools.count(1), _args=SimpleNamespace(max_restarts=1), _warn=warnings.append
+    )
+    actor = SimpleNamespace(name="actor 0", restarts=0)
+    Batches._allow_restart(batches, actor, error)
+    assert warnings[0].count("\n") == tracebacks and ("mine" in warnings[0]) == bool(tracebacks)
+    with pytest.raises(ActorsFailed, match="actor 0 failed, after 1 restarts .*: environment X"):
+        Batches._allow_restart(batches, actor, error)
+
+
+def test_an_error_in_a_process_comes_once_with_its_traceback_there(capfd, recwarn):
+    with closing(make_host(TOY, 2, 0, '{"raise_at": 2}')) as envs:
+        envs.reset()
+        envs.step(np.zeros(2, int))
+        with pytest.raises(RuntimeError, match="told to fail") as raised:
+            envs.step(np.zeros(2, int))
+    assert "host_toys.py" in str(raised.value.__cause__)
+    assert "told to fail" not in capfd.readouterr().err
+    assert not [warning for warning in recwarn if "told to fail" in str(warning.message)]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Space, Tuple
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.wrappers import TransformObservation
 
 from common.cli.errors import FailedEnvError
@@ -30,6 +31,13 @@ from suites.tools.shared import PARTIAL, WITHOUT_VELOCITIES
 
 CLOSING = 1.0  # seconds that processes get to end by themselves
 _starting = threading.Lock()
+
+
+class InItsProcess(Exception):
+    """The traceback of an error in the process of an environment, as the cause of the same error here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0].rstrip()}"
 
 
 class Processes(AsyncVectorEnv):
@@ -102,6 +110,17 @@ class Processes(AsyncVectorEnv):
                 process.kill()  # it may have no group of its own yet
                 with suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
+
+    def _raise_if_errors(self, successes: Any) -> None:
+        """Raise what an environment raised, from the way to it in its process, which gymnasium's own prints at once."""
+        if all(successes):
+            return
+        for _ in range(len(successes) - sum(successes)):
+            index, kind, error, trace = self.error_queue.get()
+            self.parent_pipes[index].close()
+            self.parent_pipes[index] = None
+        self._state = AsyncState.DEFAULT
+        raise kind(error) from InItsProcess(trace)
 
     @contextmanager
     def _in_time(self, what: str):

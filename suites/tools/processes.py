@@ -5,8 +5,10 @@ that is slow.
 """
 
 import multiprocessing.connection
+import multiprocessing.util
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -53,7 +55,7 @@ class Processes(AsyncVectorEnv):
         self._timeouts = {"reset": reset_timeout, "step": step_timeout}
         self.processes = []
         multiprocessing.get_context("forkserver").set_forkserver_preload(["gymnasium", "numpy"])
-        makers = [partial(_make, maker, os.getpid())] * num_envs
+        makers = [partial(_make, maker, os.getpid(), _own_folder())] * num_envs
         try:
             with ExitStack() as self._hidden:
                 self._hidden.enter_context(_hidden_main())
@@ -148,28 +150,41 @@ def _hidden_main():
             sys.modules["__main__"] = main
 
 
-def _make(maker: Callable[[], Any], home: int) -> Any:
+def _own_folder() -> str:
+    """The temporary folder in which multiprocessing has the socket of its server; "" where another process made it."""
+    folder = multiprocessing.util.get_temp_dir()
+    with suppress(AttributeError, TypeError):  # nobody promises that these stay
+        for finalizer in multiprocessing.util._finalizer_registry.values():
+            if folder in (finalizer._args or ()) and finalizer._pid == os.getpid():
+                return folder
+    return ""
+
+
+def _make(maker: Callable[[], Any], home: int, folder: str) -> Any:
     """What `maker` makes; in another process than `home`, in a group of that one's own, which Ctrl-C does not reach.
 
     The group ends with the program, even if that is killed and the environment listens to nobody: a process watches.
+    That also deletes the temporary `folder`, which a program that is killed leaves behind.
     """
     if os.getpid() != home:  # gymnasium also calls this at home, to see what the environment is
         os.setpgid(0, 0)
         if os.fork() == 0:
-            _end_with_the_program()
+            _end_with_the_program(folder)
     env = maker()
     env.reset, env.step = _plain_errors()(env.reset), _plain_errors()(env.step)
     return env
 
 
-def _end_with_the_program() -> NoReturn:
-    """Kill the group of this process once the program has ended."""
+def _end_with_the_program(folder: str) -> NoReturn:
+    """Kill the group of this process, and delete the `folder`, once the program has ended."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         program = multiprocessing.parent_process().sentinel
         os.closerange(0, program)  # pipes of the environment, of whose end others learn by them
         os.closerange(program + 1, os.sysconf("SC_OPEN_MAX"))
         multiprocessing.connection.wait([program])
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.killpg(0, signal.SIGKILL)
 

@@ -609,7 +609,7 @@ def test_a_learner_without_rollouts_says_what_every_actor_does(tmp_path):
 def test_an_evaluation_that_fails_is_played_once_more_and_does_not_stop_the_training(tmp_path, monkeypatch, capfd):
     failures = iter((SystemExit("no way"), RuntimeError("no way")) * 10)
 
-    def fail(*_):
+    def fail(*_, **__):
         raise next(failures)
 
     monkeypatch.setattr(common.actors.host_evaluation, "run_host_episodes", fail)
@@ -628,8 +628,35 @@ def test_an_evaluation_is_repeated_exactly_and_every_episode_begins_with_a_seed_
     monkeypatch.setattr(evaluation, "_make_envs", lambda seed: seeds.append(seed) or make(seed))
     failed, fine = (evaluation._play_or_replay(None, Worker("the evaluation")) for _ in range(2))
     assert same_bits(failed, fine) and len(fine.ret) == 3
-    assert seeds == [SEED, SEED, SEED + 2, SEED, SEED + 2]
+    assert seeds == [SEED, SEED, SEED + 2], "the second one has the environments of the first"
+    evaluation.stop()
     assert warnings == ["the evaluation failed and is played once more: RuntimeError: the toy was told to fail"]
+
+
+@pytest.mark.parametrize(("toy", "made"), [("Toy", 1), ("StubbornToy", 3), ("ReusingToys", 3)])
+def test_evaluations_keep_environments_that_begin_anew_with_a_seed_and_close_them(toy, made, monkeypatch):
+    """Others are made anew, and begin as they did."""
+    vectorization = "vector" if toy == "ReusingToys" else "sync"
+    args = small_args(env=f"{TOYS}{toy}-v0", eval_episodes=2, vectorization=vectorization)
+    starts, new, closed = [], [], []
+    algorithm = SimpleNamespace(initial_memory=lambda count: (), act=lambda *seen: (np.zeros(2, int), ()))
+    evaluation = HostEvaluation(args, algorithm, pytest.fail)
+    make = evaluation._make_envs
+
+    def watched(seed):
+        envs = make(seed)
+        close, reset = envs.close, envs.reset
+        monkeypatch.setattr(envs, "close", lambda: closed.append(seed) or close())
+        monkeypatch.setattr(envs, "reset", lambda: starts.append(reset()) or starts[-1])
+        new.append(seed)
+        return envs
+
+    monkeypatch.setattr(evaluation, "_make_envs", watched)
+    first, *others = (evaluation._play_or_replay(None, Worker("the evaluation")) for _ in range(3))
+    assert all(same_bits(first, other) for other in others)
+    assert len(new) == made and same_bits(starts[0], starts[-1])
+    evaluation.stop()
+    assert len(closed) == made
 
 
 def test_evaluations_have_parameters_of_their_own(tmp_path):

@@ -44,6 +44,9 @@ class SuiteEnv:
         self._over = np.zeros(self.num_envs, bool)
         return self._conversion.observations(self._inner.reset()[0])
 
+    def reseed(self, seed: int) -> bool:
+        return False
+
     def step(self, action: np.ndarray) -> HostStep:
         obs, reward, terminated, truncated, info = self._inner.step(self._conversion.actions(action))
         obs, over = self._conversion.observations(obs), terminated | truncated

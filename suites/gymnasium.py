@@ -52,6 +52,10 @@ class SuiteEnv:
         seed, self._seed = self._seed, None  # once: later resets go on with the environments' own randomness
         return self._conversion.observations(_copied(self._inner.reset(seed=seed)[0]))
 
+    def reseed(self, seed: int) -> bool:
+        self._seed = seed
+        return not self._reuses_arrays  # what a suite vectorises may know the seed only when it is made
+
     def step(self, action: np.ndarray) -> HostStep:
         *outputs, infos = self._inner.step(self._conversion.actions(action))
         if self._reuses_arrays:

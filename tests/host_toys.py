@@ -241,6 +241,14 @@ class OddToy(Toy):
         return tuple((own | self.given).values())[-self.outputs :]
 
 
+class StubbornToy(Toy):
+    """Counts its episodes from its making on, whatever seeds its resets get."""
+
+    def reset(self, seed=None, options=None):
+        obs, info = super().reset()
+        return obs, info
+
+
 class RaggedToy(Toy):
     """Has arrays of any length, locks, and numbers of other types in its info."""
 
@@ -258,7 +266,7 @@ class TextToy(Toy):
 
 
 TOYS = Toy, DrawnToy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, TextToy, ChattyToy, SecretiveToy
-for toy in (*TOYS, OddToy, RaggedToy, TellingToy, TellingGoalToy):
+for toy in (*TOYS, OddToy, RaggedToy, StubbornToy, TellingToy, TellingGoalToy):
     gymnasium.register(f"{toy.__name__}-v0", toy, disable_env_checker=True)
 
 

@@ -34,7 +34,7 @@ import common.actors.host_evaluation
 import common.actors.threads
 from common import play
 from common.actors.actor import Actor, Stepper, inspect_env
-from common.actors.batches import ActorsFailed
+from common.actors.batches import ActorsFailed, Batches
 from common.actors.host_evaluation import HostEvaluation, run_host_episodes
 from common.actors.threads import GRACE, Activity, Collected, ParameterSlots, RolloutQueue, Slot, Worker
 from common.cli.env_flags import read_params
@@ -541,6 +541,41 @@ def test_an_environment_that_hangs_at_the_first_look_is_given_up(tmp_path, monke
         inspect_env(args)
 
 
+def test_an_environment_cannot_end_the_program():
+    with pytest.raises(UsageError, match=r"os._exit\(7\)"):
+        inspect_env(small_args(env_params='{"exit_at": 1}'))
+    for phase in ("make", "reset", "env_step", "close"):
+        with pytest.raises(FailedEnvError, match="3"), Worker("actor 0").doing(phase):
+            os._exit(3)
+    code = "import os, common.actors.threads as t; w = t.Worker('a')\nwith w.doing('make'): pass\nos._exit(5)"
+    assert run_python("-c", code, cwd=ROOT).returncode == 5
+
+
+@pytest.mark.parametrize(("cause", "tracebacks"), [(FailedEnvError("too slow"), 0), (KeyError("mine"), 1), (None, 0)])
+def test_a_restart_says_in_one_line_what_is_no_fault_of_somebodys_code(cause, tracebacks):
+    warnings, error = [], UsageError("environment X cannot be made: why")
+    error.__cause__ = cause
+    batches = SimpleNamespace(
+        _failures=itertools.count(1), _args=SimpleNamespace(max_restarts=1), _warn=warnings.append
+    )
+    actor = SimpleNamespace(name="actor 0", restarts=0)
+    Batches._allow_restart(batches, actor, error)
+    assert warnings[0].count("\n") == tracebacks and ("mine" in warnings[0]) == bool(tracebacks)
+    with pytest.raises(ActorsFailed, match="actor 0 failed, after 1 restarts .*: environment X"):
+        Batches._allow_restart(batches, actor, error)
+
+
+def test_an_error_in_a_process_comes_once_with_its_traceback_there(capfd, recwarn):
+    with closing(make_host(TOY, 2, 0, '{"raise_at": 2}')) as envs:
+        envs.reset()
+        envs.step(np.zeros(2, int))
+        with pytest.raises(RuntimeError, match="told to fail") as raised:
+            envs.step(np.zeros(2, int))
+    assert "host_toys.py" in str(raised.value.__cause__)
+    assert "told to fail" not in capfd.readouterr().err
+    assert not [warning for warning in recwarn if "told to fail" in str(warning.message)]
+
+
 @pytest.mark.parametrize(
     ("what", "vectorization", "words"),
     [
@@ -576,7 +611,7 @@ def test_a_learner_without_rollouts_says_what_every_actor_does(tmp_path):
 def test_an_evaluation_that_fails_is_played_once_more_and_does_not_stop_the_training(tmp_path, monkeypatch, capfd):
     failures = iter((SystemExit("no way"), RuntimeError("no way")) * 10)
 
-    def fail(*_):
+    def fail(*_, **__):
         raise next(failures)
 
     monkeypatch.setattr(common.actors.host_evaluation, "run_host_episodes", fail)
@@ -595,8 +630,35 @@ def test_an_evaluation_is_repeated_exactly_and_every_episode_begins_with_a_seed_
     monkeypatch.setattr(evaluation, "_make_envs", lambda seed: seeds.append(seed) or make(seed))
     failed, fine = (evaluation._play_or_replay(None, Worker("the evaluation")) for _ in range(2))
     assert same_bits(failed, fine) and len(fine.ret) == 3
-    assert seeds == [SEED, SEED, SEED + 2, SEED, SEED + 2]
+    assert seeds == [SEED, SEED, SEED + 2], "the second one has the environments of the first"
+    evaluation.stop()
     assert warnings == ["the evaluation failed and is played once more: RuntimeError: the toy was told to fail"]
+
+
+@pytest.mark.parametrize(("toy", "made"), [("Toy", 1), ("StubbornToy", 3), ("ReusingToys", 3)])
+def test_evaluations_keep_environments_that_begin_anew_with_a_seed_and_close_them(toy, made, monkeypatch):
+    """Others are made anew, and begin as they did."""
+    vectorization = "vector" if toy == "ReusingToys" else "sync"
+    args = small_args(env=f"{TOYS}{toy}-v0", eval_episodes=2, vectorization=vectorization)
+    starts, new, closed = [], [], []
+    algorithm = SimpleNamespace(initial_memory=lambda count: (), act=lambda *seen: (np.zeros(2, int), ()))
+    evaluation = HostEvaluation(args, algorithm, pytest.fail)
+    make = evaluation._make_envs
+
+    def watched(seed):
+        envs = make(seed)
+        close, reset = envs.close, envs.reset
+        monkeypatch.setattr(envs, "close", lambda: closed.append(seed) or close())
+        monkeypatch.setattr(envs, "reset", lambda: starts.append(reset()) or starts[-1])
+        new.append(seed)
+        return envs
+
+    monkeypatch.setattr(evaluation, "_make_envs", watched)
+    first, *others = (evaluation._play_or_replay(None, Worker("the evaluation")) for _ in range(3))
+    assert all(same_bits(first, other) for other in others)
+    assert len(new) == made and same_bits(starts[0], starts[-1])
+    evaluation.stop()
+    assert len(closed) == made
 
 
 def test_evaluations_have_parameters_of_their_own(tmp_path):
@@ -636,7 +698,7 @@ def test_signals_leave_no_process_behind(number, code, tmp_path):
         process.communicate(timeout=300)
         assert process.returncode == code
         wait_until(lambda: not any(map(runs, below)))
-        wait_until(lambda: number == signal.SIGKILL or not os.listdir(temporary))
+        wait_until(lambda: not os.listdir(temporary))
     if number != signal.SIGKILL:
         assert any((tmp_path / "run" / "checkpoints").iterdir())
 
@@ -659,13 +721,16 @@ class Slow(gymnasium.Env):
 def test_a_kill_leaves_nothing_of_environments_that_are_being_made(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW_TO_MAKE)
     code = "import slow; slow.Processes(slow.Slow, 2, None, None)"
-    paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=os.environ | paths)
-    wait_until(lambda: len(list(tmp_path.glob("simulator*"))) == 2)
-    process.kill()
-    process.wait()
-    simulators = [int(path.name.removeprefix("simulator")) for path in tmp_path.glob("simulator*")]
-    wait_until(lambda: not any(map(runs, simulators)))
+    with tempfile.TemporaryDirectory() as temporary:  # a short name
+        paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "TMPDIR": temporary}
+        process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=os.environ | paths)
+        wait_until(lambda: len(list(tmp_path.glob("simulator*"))) == 2)
+        assert os.listdir(temporary)
+        process.kill()
+        process.wait()
+        simulators = [int(path.name.removeprefix("simulator")) for path in tmp_path.glob("simulator*")]
+        wait_until(lambda: not any(map(runs, simulators)))
+        wait_until(lambda: not os.listdir(temporary))
 
 
 @pytest.mark.parametrize(

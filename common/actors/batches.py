@@ -35,7 +35,7 @@ from common.actors.threads import (
     Worker,
     stop_workers,
 )
-from common.cli.errors import FailedEnvError, TrainingError
+from common.cli.errors import FailedEnvError, TrainingError, UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
 from common.device.agents import at_start
@@ -218,8 +218,9 @@ class Batches:
         """Say that an actor begins anew after an error. Raises ActorsFailed where it may not."""
         number, most = next(self._failures), self._args.max_restarts
         # What happened; where that was in somebody's code, with the way to it
-        known = isinstance(error, FailedEnvError)
-        why = str(error) if known else "\n" + "".join(traceback.format_exception(error)).rstrip()
+        origin = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
+        known = isinstance(origin, FailedEnvError | UsageError)
+        why = str(error) if known else "\n" + "".join(traceback.format_exception(origin)).rstrip()
         if number > most:
             self._warn(f"{actor.name} failed: {why}")
             text = f"{actor.name} failed, after {most} restarts (--max-restarts): {reason(error)}"

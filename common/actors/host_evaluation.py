@@ -18,20 +18,30 @@ from common.device.agents import Player
 from common.device.evaluation import SEED, Episodes
 from common.device.sharding import to_host
 from common.envs.environment import LONGEST_HORIZON
-from common.envs.host import evaluation_params
+from common.envs.host import HostEnvs, evaluation_params
 from common.envs.suite_tools import reason
 
 MOST_ENVS = 32  # of an evaluation
 
 
+class _OtherStart(Exception):
+    """Environments that were kept and reseeded do not begin as those did that were made with the same seed."""
+
+
 class HostEvaluation:
-    """Plays greedy episodes beside the training, evaluations in turn; in the first process, which tells others."""
+    """Plays greedy episodes beside the training, evaluations in turn; in the first process, which tells others.
+
+    Environments are kept from one evaluation to the next where a seed in their reset makes them begin as new ones do.
+    """
 
     def __init__(self, args: HostEnvArgs, algorithm: Any, warn: Callable[[str], None]):
         self._make_envs = env_maker(args, min(args.eval_episodes, MOST_ENVS), evaluation_params(vars(args)))
         self._args, self._algorithm, self._warn = args, algorithm, warn
         self._due: deque[tuple[int, Any]] = deque()  # step and learner; the oldest under way, all in the first process
         self._worker: Worker | None = None  # who plays that, with Episodes [E] as result
+        self._kept: HostEnvs | None = None  # environments between two evaluations
+        self._keeps = True  # whether they may be kept
+        self._starts: dict[int, Any] = {}  # the first observations of environments that were made, by their seed
 
     def begin(self, step: int, state: Any) -> None:
         """Start to evaluate a copy of `state` once those begun before are over."""
@@ -46,6 +56,10 @@ class HostEvaluation:
         if self._worker:
             self._worker.ended = True
             stop_workers([self._worker])
+        if self._kept:
+            closing = Worker("the end of evaluations", envs=self._kept)
+            closing.run(closing.close)
+            stop_workers([closing])
 
     def poll(self) -> Episodes | None:
         """The oldest one, once it is over. Raises TrainingError where it has failed or is beyond a limit."""
@@ -85,25 +99,56 @@ class HostEvaluation:
         return self._play(learner, worker)
 
     def _play(self, learner: Any, worker: Worker) -> Episodes:
-        """One episode in each environment, whose seed alone decides how it begins; then in new ones."""
+        """One episode in each environment, whose seed alone decides how it begins; then with other seeds."""
         parts, player, num_episodes = [], Player.greedy(self._algorithm, learner), self._args.eval_episodes
         for index in range(0, num_episodes, MOST_ENVS):
+            play = partial(self._play_part, worker, player, min(num_episodes - index, MOST_ENVS), SEED + index)
             try:
-                with worker.doing("make"):
-                    worker.envs = self._make_envs(SEED + index)
-                parts.append(run_host_episodes(worker, player, min(num_episodes - index, MOST_ENVS)))
-            finally:
-                worker.close()
+                parts.append(play())
+            except _OtherStart:
+                self._keeps = False
+                parts.append(play())
         return Episodes(*np.concatenate(parts, axis=1))
 
+    def _play_part(self, worker: Worker, player: Player, num_episodes: int, seed: int) -> Episodes:
+        """Episodes in the environments that were kept, or in new ones. Raises _OtherStart where the former differ."""
 
-def run_host_episodes(worker: Worker, player: Player | Callable, num_episodes: int, key: Any = None) -> Episodes:
+        def check_start(obs: Any) -> None:
+            if not kept:
+                self._starts[seed] = obs
+            elif not all(map(np.array_equal, jax.tree.leaves(obs), jax.tree.leaves(self._starts[seed]))):
+                raise _OtherStart
+
+        worker.envs, self._kept = self._kept, None
+        try:
+            kept = worker.envs and self._keeps and seed in self._starts and worker.envs.reseed(seed)
+            if not kept:
+                worker.close()
+                with worker.doing("make"):
+                    worker.envs = self._make_envs(seed)
+            episodes = run_host_episodes(worker, player, num_episodes, check_start=check_start)
+            if self._keeps and not worker.ended:
+                self._kept, worker.envs = worker.envs, None
+        finally:
+            worker.close()
+        return episodes
+
+
+def run_host_episodes(
+    worker: Worker,
+    player: Player | Callable,
+    num_episodes: int,
+    key: Any = None,
+    check_start: Callable[[Any], None] = lambda obs: None,
+) -> Episodes:
     """Play `num_episodes` in a worker's environments with `player`, of whatever `Player.of` takes, and keys of `key`.
 
     Each environment plays a fixed number of them, or none, which are returned one after another: the first to end would
-    be the short ones. An episode is cut after `LONGEST_HORIZON` steps. Raises Stopped once the `worker` has ended.
+    be the short ones. An episode is cut after `LONGEST_HORIZON` steps. `check_start` gets the first observations.
+    Raises Stopped once the `worker` has ended.
     """
     player, stepper, count = Player.of(player), Stepper(worker, LONGEST_HORIZON), worker.envs.num_envs
+    check_start(stepper.seen.obs)
     memory = player.initial_memory(count)
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
     results: list[list[tuple[float, int]]] = [[] for _ in range(count)]

@@ -1,5 +1,6 @@
 """Threads that step environments and may hang, and the queue and parameters that they share with a learner."""
 
+import os
 import threading
 import time
 from collections import deque
@@ -13,6 +14,7 @@ import numpy as np
 
 from common.cli.checks import flag_of
 from common.cli.command import THREAD
+from common.cli.errors import FailedEnvError
 from common.cli.host_flags import HostEnvArgs
 from common.device.statistics import Tally
 from common.envs.host import HostEnvs
@@ -21,6 +23,24 @@ WAITING = ("wait_put", "wait_params", "ended")  # phases in which nothing is exp
 TIMEOUTS = {"make": "reset", "reset": "reset", "close": "reset", "env_step": "step"}  # of phases; else the learner's
 GRACE = 3.0  # seconds: for threads to end, and for environments that raise at a timeout by themselves
 POLL_INTERVAL = 0.1  # seconds between two looks at whether to stop
+
+
+_foreign = threading.local()  # with `code` where a thread is in code of an environment
+_end_process = os._exit
+_program = os.getpid()
+
+
+def _exit_of_environments(code: int) -> None:
+    """Stand in for `os._exit`: what environments in this process would end without a word raises FailedEnvError.
+
+    It is the real one for everybody else, and in processes that environments have forked.
+    """
+    if os.getpid() == _program and getattr(_foreign, "code", False):
+        raise FailedEnvError(f"an environment wanted to end the whole program (os._exit({code}))")
+    _end_process(code)
+
+
+os._exit = _exit_of_environments
 
 
 class Stopped(Exception):
@@ -65,11 +85,16 @@ class Worker:
 
     @contextmanager
     def doing(self, phase: str):
-        """Say what goes on, for the watch, and add up how long it takes, for the metrics."""
+        """Say what goes on, for the watch, and add up how long it takes, for the metrics.
+
+        Where an environment is at work, it cannot end the program: see `_exit_of_environments`.
+        """
         began = self._note(phase)
+        _foreign.code = phase in TIMEOUTS
         try:
             yield
         finally:
+            _foreign.code = False
             ended = self._note("between")
             if phase in self.seconds:
                 self.seconds[phase] += ended - began

@@ -111,6 +111,7 @@ def read_config(run_dir: str | Path) -> dict[str, Any]:
         raise UsageError(f"{run_dir} is not a run directory: it {reason}")
     if wrong := _wrong_in(config):
         raise UsageError(f"{run_dir} is not a run directory: its config.json has no {wrong}")
+    args = config["args"]
     if "byte_max" not in args and _has_other_bytes(config.get("env_spec")):
         args["byte_max"] = 255
     return config

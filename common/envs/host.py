@@ -84,6 +84,9 @@ class HostEnvs(Protocol):
     def reset(self) -> Any:
         """Begin new episodes everywhere; returns the first observations [N, ...]. Only the first call uses the seed."""
 
+    def reseed(self, seed: int) -> bool:
+        """Let the next reset begin as that of environments made with this `seed`; False where only making them does."""
+
     def step(self, action: np.ndarray) -> HostStep:
         """Act everywhere, with actions [N, ...] as the policy gives them; those of a Box are clipped here."""
 

@@ -122,5 +122,5 @@ def readable_errors(what: str):
 
 def reason(error: BaseException) -> str:
     """An exception in one line."""
-    kind = "" if isinstance(error, FailedEnvError) else f"{type(error).__name__}: "
+    kind = "" if isinstance(error, FailedEnvError | UsageError) else f"{type(error).__name__}: "
     return f"{kind}{error}".splitlines()[0][:300]

@@ -5,8 +5,10 @@ that is slow.
 """
 
 import multiprocessing.connection
+import multiprocessing.util
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -21,6 +23,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Space, Tuple
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.wrappers import TransformObservation
 
 from common.cli.errors import FailedEnvError
@@ -30,6 +33,13 @@ from suites.tools.shared import PARTIAL, WITHOUT_VELOCITIES
 
 CLOSING = 1.0  # seconds that processes get to end by themselves
 _starting = threading.Lock()
+
+
+class InItsProcess(Exception):
+    """The traceback of an error in the process of an environment, as the cause of the same error here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0].rstrip()}"
 
 
 class Processes(AsyncVectorEnv):
@@ -45,7 +55,7 @@ class Processes(AsyncVectorEnv):
         self._timeouts = {"reset": reset_timeout, "step": step_timeout}
         self.processes = []
         multiprocessing.get_context("forkserver").set_forkserver_preload(["gymnasium", "numpy"])
-        makers = [partial(_make, maker, os.getpid())] * num_envs
+        makers = [partial(_make, maker, os.getpid(), _own_folder())] * num_envs
         try:
             with ExitStack() as self._hidden:
                 self._hidden.enter_context(_hidden_main())
@@ -103,6 +113,17 @@ class Processes(AsyncVectorEnv):
                 with suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
 
+    def _raise_if_errors(self, successes: Any) -> None:
+        """Raise what an environment raised, from the way to it in its process, which gymnasium's own prints at once."""
+        if all(successes):
+            return
+        for _ in range(len(successes) - sum(successes)):
+            index, kind, error, trace = self.error_queue.get()
+            self.parent_pipes[index].close()
+            self.parent_pipes[index] = None
+        self._state = AsyncState.DEFAULT
+        raise kind(error) from InItsProcess(trace)
+
     @contextmanager
     def _in_time(self, what: str):
         seconds = self._timeouts[what]
@@ -129,28 +150,41 @@ def _hidden_main():
             sys.modules["__main__"] = main
 
 
-def _make(maker: Callable[[], Any], home: int) -> Any:
+def _own_folder() -> str:
+    """The temporary folder in which multiprocessing has the socket of its server; "" where another process made it."""
+    folder = multiprocessing.util.get_temp_dir()
+    with suppress(AttributeError, TypeError):  # nobody promises that these stay
+        for finalizer in multiprocessing.util._finalizer_registry.values():
+            if folder in (finalizer._args or ()) and finalizer._pid == os.getpid():
+                return folder
+    return ""
+
+
+def _make(maker: Callable[[], Any], home: int, folder: str) -> Any:
     """What `maker` makes; in another process than `home`, in a group of that one's own, which Ctrl-C does not reach.
 
     The group ends with the program, even if that is killed and the environment listens to nobody: a process watches.
+    That also deletes the temporary `folder`, which a program that is killed leaves behind.
     """
     if os.getpid() != home:  # gymnasium also calls this at home, to see what the environment is
         os.setpgid(0, 0)
         if os.fork() == 0:
-            _end_with_the_program()
+            _end_with_the_program(folder)
     env = maker()
     env.reset, env.step = _plain_errors()(env.reset), _plain_errors()(env.step)
     return env
 
 
-def _end_with_the_program() -> NoReturn:
-    """Kill the group of this process once the program has ended."""
+def _end_with_the_program(folder: str) -> NoReturn:
+    """Kill the group of this process, and delete the `folder`, once the program has ended."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         program = multiprocessing.parent_process().sentinel
         os.closerange(0, program)  # pipes of the environment, of whose end others learn by them
         os.closerange(program + 1, os.sysconf("SC_OPEN_MAX"))
         multiprocessing.connection.wait([program])
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.killpg(0, signal.SIGKILL)
 

@@ -68,7 +68,7 @@ def play(args: Args) -> Episodes:
     policy = load_named(args, console)
     how = "sampled actions" if args.stochastic else "greedy"
     console.say(f"policy   {policy.run_dir}, step {policy.step:,}, {policy.who}, {how}")
-    name, env_params = _environment(args, policy)
+    name, env_params = environment_of(args, policy)
     console.say(f"env      {name}\nplaying ...")
     play_there = _play_on_host if steps_on_host(name) else _play_on_device
     env, episodes, episode = play_there(args, policy, name, env_params, console)
@@ -79,7 +79,7 @@ def play(args: Args) -> Episodes:
     return episodes
 
 
-def _environment(args: Args, policy: Policy) -> tuple[str, str]:
+def environment_of(args: Args, policy: Policy) -> tuple[str, str]:
     """Name and parameters of the environment to play in: by default those of the run's evaluations."""
     trained = policy.config["args"]
     name = args.env or trained["env"]

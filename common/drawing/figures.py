@@ -81,7 +81,7 @@ def draw_population(run_dir: Path, title: str, values: dict[str, list[float]]) -
             panels.append(_descent(name, log.series[f"hyper/{name}"], log.series[source].values.astype(int), best))
         else:
             panels.append(_values_of_members(name, np.array(x), returns, best))
-    return _save(draw(panels, "env_steps", AXES[TRAINING], title), run_dir / "population.png")
+    return _save(draw(panels, "env_steps", AXES[TRAINING], plain_text(title)), run_dir / "population.png")
 
 
 def _save(figure: Any, path: Path) -> Path:

@@ -1,0 +1,496 @@
+"""A run directory that a stranger sent: nothing in it is run, nothing outside is touched, all may be odd."""
+
+import io
+import json
+import os
+import re
+import shutil
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_helpers import SMALL, only_message, refusal
+from helpers import TINY, small_args
+
+import common.compare
+import common.export
+import common.play
+import common.plot
+import common.runs.run
+from algos import ppo_pmap as ppo
+from common.cli.command import exit_code, parse
+from common.cli.env_flags import named_by_text
+from common.cli.errors import UsageError, printable
+from common.cli.stored import DEEPEST, opened, read_json
+from common.policy import load_policy
+from common.runs.checkpoints import Checkpoints, Damaged, read
+from common.runs.directory import claim_directory
+from common.runs.lock import LOCK, locked
+from common.runs.metrics import LogWriter, read_log
+from common.runs.reports import stored_evaluation
+from common.runs.saving import Saver, Start
+
+STOPPED = "stopped before it compiles"
+MARKER = "module_of_a_stranger"
+
+
+@pytest.fixture
+def run_dir(trained, tmp_path) -> Path:
+    return shutil.copytree(trained("normalised")[0], tmp_path / "run")
+
+
+@pytest.fixture
+def stopping(monkeypatch):
+    """Training ends before anything is compiled, and playing once there is an environment."""
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise UsageError(STOPPED)
+
+    def play_nothing(args, policy, name, env_params, console):
+        make = common.play.make_host if common.play.steps_on_host(name) else common.play.make
+        how = (1, 0, env_params) if common.play.steps_on_host(name) else (env_params,)
+        make(name, *how)
+        stop()
+
+    monkeypatch.setattr(common.runs.run, "compile_together", stop)
+    for where in ("_play_on_device", "_play_on_host"):
+        monkeypatch.setattr(common.play, where, play_nothing)
+
+
+def changed(run_dir: Path, **changes: Any) -> Path:
+    """The run, whose `config.json` now says something else; names with a / are flags."""
+    path = run_dir / "config.json"
+    config = json.loads(path.read_text())
+    for name, value in changes.items():
+        inner = config["args"] if name in config["args"] else config
+        inner[name] = value
+    path.write_text(json.dumps(config))
+    return run_dir
+
+
+COMMANDS = {
+    "load": None,
+    "play": (common.play.play, common.play.Args, "RUN --episodes 1"),
+    "export": (common.export.export, common.export.Args, "RUN --out p.stablehlo"),
+    "compare": (common.compare.run_command, common.compare.Args, "RUN"),
+    "plot": (common.plot.plot, common.plot.Args, "RUN --out p.png"),
+    "resume": (ppo.train, ppo.Args, "--resume RUN --total-timesteps 512"),
+    "init": (ppo.train, ppo.Args, " ".join(["--init-from RUN --run-dir new", *SMALL])),
+}
+
+
+def outcome(name: str, run_dir: Path) -> str:
+    """What a command says of a run on stderr; it neither raises anything unknown nor prints what a terminal obeys."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with redirect_stdout(stdout), redirect_stderr(stderr):
+        try:
+            if COMMANDS[name] is None:
+                load_policy(run_dir)
+            else:
+                command, args_class, words = COMMANDS[name]
+                words = words.replace("RUN", str(run_dir)).split()
+                exit_code(command, parse(args_class, words))
+        except UsageError as error:
+            print(f"error: {error}", file=sys.stderr)
+        except SystemExit:
+            pass
+    for text in (stdout.getvalue(), stderr.getvalue()):
+        assert all(character.isprintable() or character == "\n" for character in text), repr(text)
+    return stderr.getvalue()
+
+
+# ------------------------------------------------------------------------------------------------------- code and paths
+
+
+def places_of_texts(value: Any, path: tuple = ()) -> list[tuple]:
+    """The path of every text in a value of JSON."""
+    if isinstance(value, str):
+        return [path]
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, part in items for place in places_of_texts(part, (*path, key))]
+
+
+def with_text(value: Any, path: tuple, text: str) -> Any:
+    """The same value of JSON with a text at this path."""
+    value = json.loads(json.dumps(value))
+    inner = value
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = text
+    return value
+
+
+TEXTS = [
+    f"{MARKER}:make",
+    f"gymnasium:{MARKER}:X-v0",
+    json.dumps({"whole": f"{MARKER}:X-v0"}),
+    f"{MARKER}.py",
+    MARKER,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["CartPole-v1", "gymnasium:pmaprl/PartialCartPole-v1"])
+def test_no_text_of_a_run_is_imported(run_dir, tmp_path, monkeypatch, stopping, env):
+    """A module is behind every text in every file of JSON, by each form of name, and nobody imports it."""
+    marker = tmp_path / "executed"
+    (tmp_path / f"{MARKER}.py").write_text(f"open({str(marker)!r}, 'w').close()\ndef make(): pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    changed(run_dir, env=env)
+    if "gymnasium" in env:
+        flags = {"num_seeds": 1, "vectorization": "sync", "eval_env_params": "", "init_from": ""}
+        path = run_dir / "config.json"
+        config = json.loads(path.read_text())
+        config["args"] |= flags
+        path.write_text(json.dumps(config))
+    tried = 0
+    for name in ("config.json", "result.json"):
+        content = json.loads((run_dir / name).read_text())
+        for index, place in enumerate(places_of_texts(content)):
+            of_flag = place[0] == "args"
+            for text in TEXTS if of_flag else [TEXTS[index % len(TEXTS)]]:
+                (run_dir / name).write_text(json.dumps(with_text(content, place, text)))
+                for command in ("play", "resume") if of_flag else ("play",):
+                    outcome(command, run_dir)
+                    tried += 1
+                    assert not marker.exists(), f"{name} {place} {text} {command}"
+        (run_dir / name).write_text(json.dumps(content))
+    assert tried > 100
+
+
+EVIL = json.dumps({"whole": f"{MARKER}:X-v0"})
+PARTIAL = "gymnasium:pmaprl/PartialCartPole-v1"
+
+
+@pytest.mark.parametrize(
+    ("env", "params", "odd"),
+    [
+        (PARTIAL, EVIL, "whole"),
+        (PARTIAL, '{"whole": "CartPole-v1"}', "whole"),
+        ("gymnasium:Ant-v5", '{"xml_file": "mine.xml"}', "xml_file"),
+        ("gymnasium:ALE/Pong-v5", '{"a": [{"b": "../pong"}]}', "a"),
+        ("gymnasium:ALE/Pong-v5", '{"a": {"https://b": 1}}', "a"),
+        ("gymnasium:CartPole-v1", '{"a": "choice:A"}', "a"),
+        ("envpool:Pong-v5", '{"base_path": "mine"}', "base_path"),
+        ("mine:make", '{"level": "hard"}', "level"),
+        ("mine:make", '{"gravity": "uniform:8:12"}', ""),
+        ("CartPole-v1", '{"gravity": "choice:8,1e1"}', ""),
+        ("CartPole-v1", '{"gravity": "choice:/a"}', "gravity"),
+        ("brax:ant", '{"backend": "mjx"}', ""),
+        ("gymnasium:FrozenLake-v1", '{"map_name": "8x8", "desc": ["SF", "FG"]}', ""),
+        ("gymnasium:ALE/Pong-v5", '{"obs_type": "ram", "frameskip": 4}', ""),
+        ("CartPole-v1", "no JSON", ""),
+        ("CartPole-v1", "", ""),
+    ],
+)
+def test_texts_that_may_name_files_or_code_are_told_from_settings(env, params, odd):
+    assert named_by_text(env, params) == odd
+
+
+@pytest.mark.parametrize("flag", ["env_params", "eval_env_params"])
+def test_parameters_that_may_name_code_have_to_be_named_again(run_dir, flag, tmp_path):
+    path = run_dir / "config.json"
+    config = json.loads(path.read_text())
+    config["args"] |= {"env": PARTIAL, "eval_env_params": "", flag: EVIL}
+    path.write_text(json.dumps(config))
+    named = flag.replace("_", "-")
+    message = refusal(ppo.train, ppo.Args, ["--resume", str(run_dir)])
+    assert f"--{named}" in message and "trust" in message
+    with pytest.raises(UsageError, match="trust"):
+        ppo.Args.from_run(run_dir)
+    assert ppo.Args.stored_flags(run_dir, **{flag: EVIL})[flag] == EVIL
+    policy = SimpleNamespace(run_dir=run_dir, config=config)
+    with pytest.raises(UsageError, match="trust.*--env-params"):
+        common.play.environment_of(common.play.Args(run=str(run_dir)), policy)
+    named = common.play.Args(run=str(run_dir), env_params=EVIL)
+    assert common.play.environment_of(named, policy) == (PARTIAL, EVIL)
+
+
+def test_our_own_environments_take_no_module(monkeypatch):
+    from suites.tools import processes
+
+    monkeypatch.setattr(processes.gymnasium, "make", lambda *_, **__: pytest.fail("it was made"))
+    with pytest.raises(KeyError):
+        processes.make_partial(f"{MARKER}:X-v0")
+
+
+def test_a_run_that_began_from_another_does_not_say_which_is_read(run_dir, stopping):
+    shutil.rmtree(run_dir / "checkpoints")
+    (run_dir / "DONE").unlink()
+    changed(run_dir, init_from=str(run_dir.parent / "elsewhere"))
+    assert "--init-from" in outcome("resume", run_dir)
+    words = ["--run-dir", str(run_dir), "--resume-or-start", "--init-from", str(run_dir.parent / "elsewhere")]
+    assert "that may load: none" in refusal(ppo.train, ppo.Args, words), "it was looked for there"
+
+
+# ---------------------------------------------------------------------------------------------------- files and folders
+
+KINDS = ["symbolic link", "hard link", "regular file", "bytes"]
+
+
+def replace_by(kind: str, path: Path, outside: Path) -> None:
+    """Put something else into the place of a file, which keeps its content where it can."""
+    outside.write_bytes(path.read_bytes() if path.exists() else b"")
+    path.unlink(missing_ok=True)
+    if kind == "symbolic link":
+        path.symlink_to(outside)
+    elif kind == "hard link":
+        os.link(outside, path)
+    elif kind == "regular file":
+        os.mkfifo(path)
+    else:
+        with path.open("wb") as file:
+            file.truncate(2**34)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "result.json", LOCK, "DONE", "curve.png", "elo.json"])
+def test_a_file_of_a_run_is_a_regular_one_with_one_link(run_dir, tmp_path, stopping, name, kind):
+    outside = tmp_path / "outside"
+    try:
+        replace_by(kind, run_dir / name, outside)
+    except OSError:
+        pytest.skip("no such file can be made here")
+    before = outside.read_bytes()
+    read_by = {"config.json": [*COMMANDS], "metrics.jsonl": ["compare", "plot", "resume"]}.get(name, ["resume"])
+    for command in read_by:
+        assert kind in outcome(command, run_dir), command
+    assert outside.read_bytes() == before
+
+
+def test_a_device_is_not_opened(run_dir):
+    for name in ("config.json", "metrics.jsonl"):
+        (run_dir / name).unlink()
+        (run_dir / name).symlink_to("/dev/zero")
+        assert "symbolic link" in outcome("compare", run_dir)
+
+
+@pytest.mark.parametrize(
+    "place", ["checkpoints", "checkpoints/256", "checkpoints/256/state", "checkpoints/256/metrics"]
+)
+def test_a_folder_of_a_run_is_no_link(run_dir, tmp_path, stopping, place):
+    outside = tmp_path / "outside"
+    folder = run_dir / place
+    folder.mkdir(exist_ok=True)
+    shutil.move(folder, outside)
+    folder.symlink_to(outside)
+    files = sorted(outside.rglob("*"))
+    for command in ("load", "resume"):
+        assert "symbolic link" in outcome(command, run_dir), command
+    words = ["--run-dir", str(run_dir), "--overwrite", *SMALL]
+    assert "symbolic link" in refusal(ppo.train, ppo.Args, words)
+    assert sorted(outside.rglob("*")) == files
+
+
+def test_the_directory_of_a_run_may_be_a_link_itself(run_dir, tmp_path, stopping):
+    (tmp_path / "link").symlink_to(run_dir)
+    assert load_policy(tmp_path / "link").step == 256
+    for command in ("play", "resume"):
+        assert STOPPED in outcome(command, tmp_path / "link")
+    with locked(tmp_path / "link"):
+        assert (run_dir / LOCK).exists()
+
+
+def test_a_link_below_a_folder_is_not_followed(tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_text("{}")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics").symlink_to(tmp_path / "outside")
+    with pytest.raises(UsageError, match="symbolic link"):
+        read_json(tmp_path / "run", "metrics/file")
+    assert read_json(tmp_path / "outside", "file") == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "claim"),
+    [
+        ("sha256/learner", np.zeros((4096, 4096), np.uint8)),
+        ("sha256/learner", np.zeros((1, 32), np.float32)),
+        ("learner/opt_state/more", np.zeros((600, 2**20), np.uint8)),
+    ],
+)
+def test_a_checkpoint_that_claims_more_than_is_wanted_is_not_read(tmp_path, monkeypatch, name, claim):
+    from orbax.checkpoint import v1 as orbax
+
+    arrays = {"learner/params/a": np.ones(4, np.float32), "sha256/learner": np.zeros((1, 32), np.uint8)}
+    orbax.save(tmp_path / "8", arrays | {name: claim})
+    monkeypatch.setattr(orbax, "load", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(Damaged, match="claims|uint8"):
+        read(tmp_path / "8", {"learner/params/a": arrays["learner/params/a"]}, ("learner/params/",))
+
+
+def test_a_name_of_an_array_is_no_path(tmp_path, monkeypatch):
+    from orbax.checkpoint import v1 as orbax
+
+    orbax.save(tmp_path / "8", {"learner/a": np.ones(4)})
+    path = tmp_path / "8" / "state" / "_METADATA"
+    path.write_text(path.read_text().replace("learner/a", "learner/../../../a"))
+    monkeypatch.setattr(orbax, "load", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(Damaged):
+        read(tmp_path / "8", None, ("learner/",))
+
+
+# --------------------------------------------------------------------------------------------------- odd content
+
+ESCAPES = "\x1b]0;title\x07\x1b[31mred\r\nerror: more\x9b2J\u202e$\\frac{"
+
+
+def test_what_is_printed_leaves_the_terminal_alone():
+    assert printable("a\x1b[31m\tb\n") == r"a\x1b[31m b "
+    assert printable("ü – 名 ±") == "ü – 名 ±"
+    assert str(UsageError("a\x07")) == r"a\x07"
+
+
+@pytest.mark.parametrize("name", ["env", "algorithm", "recipe", "gamma", "members", "versions", "env_spec", "script"])
+def test_escapes_of_a_run_reach_neither_terminal_nor_picture(run_dir, tmp_path, monkeypatch, stopping, name):
+    monkeypatch.chdir(tmp_path)
+    value = {"members": [{"seed": 0, ESCAPES: 1}], "versions": {"pmaprl": ESCAPES}}.get(name, ESCAPES)
+    if name == "env_spec":
+        value = json.loads((run_dir / "config.json").read_text())["env_spec"] | {"name": ESCAPES}
+    changed(run_dir, **{name: value})
+    (run_dir / "config.json").write_text((run_dir / "config.json").read_text().replace("0.99", json.dumps(ESCAPES)))
+    for command in COMMANDS:
+        if command != "export":  # which compiles
+            outcome(command, run_dir)
+    stderr = outcome("compare", run_dir)
+    assert "error: more" not in re.findall("^error.*", stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", "5", "\0", "[" * 100_000, '{"args": ' * 80 + "1" + "}" * 80, "1" * 5_000, '{"args": {}}'],
+)
+def test_a_config_that_is_none_is_refused(run_dir, stopping, text):
+    (run_dir / "config.json").write_text(text)
+    for command in COMMANDS:
+        assert "is not a run directory" in only_message(outcome(command, run_dir)), command
+
+
+ODD = [None, {}, [[1]], 10**400, 1.5, "x"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["env", "env_params", "seed", "num_seeds", "recipe", "members", "versions", "env_spec"]
+)
+def test_a_config_with_a_value_of_another_type_is_refused_or_does_no_harm(
+    run_dir, tmp_path, monkeypatch, stopping, name
+):
+    monkeypatch.chdir(tmp_path)
+    content = (run_dir / "config.json").read_text()
+    for value in ODD:
+        (run_dir / "config.json").write_text(content)
+        changed(run_dir, **{name: value})
+        for command in ("compare", "resume", "load"):
+            outcome(command, run_dir)
+
+
+def test_nested_json_is_read_to_a_depth(tmp_path):
+    for depth, is_read in ((DEEPEST - 1, True), (DEEPEST + 1, False)):
+        (tmp_path / "file").write_text("[" * depth + "]" * depth)
+        assert (read_json(tmp_path, "file") is not None) == is_read
+
+
+@pytest.mark.parametrize("odd", ["x", {"a": 1}, [[1.0]], ["1"], 10**400, [1.0, 2.0, 3.0]])
+def test_a_metric_that_is_no_number_is_refused_with_its_name(tmp_path, odd):
+    rows = [{"env_steps": step, "a": [1.0, None], "b": 1, "time/wall": odd} for step in (1, 2)]
+    rows.append({"env_steps": 3, "a": odd})
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert read_log(tmp_path, ["b"]).series["b"].values.tolist() == [[1.0], [1.0]]
+    with pytest.raises(UsageError, match="a .* 3"):
+        read_log(tmp_path, ["a"])
+
+
+def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("common.runs.metrics.LONGEST_LINE", 100)
+    (tmp_path / "metrics.jsonl").write_text('{"env_steps": 1}\n' + 101 * "x")
+    with pytest.raises(UsageError, match="100"):
+        read_log(tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"eval/return_mean": ["x"]}, {"eval/return_mean": [1, 2, 3]}, {"eval/return_std": None}, {"eval/env_steps": "x"}],
+)
+def test_a_result_that_is_none_is_refused(run_dir, odd):
+    path = run_dir / "result.json"
+    assert stored_evaluation(run_dir, 256, 2).returns
+    path.write_text(json.dumps(json.loads(path.read_text()) | odd))
+    with pytest.raises(UsageError, match="result.json"):
+        stored_evaluation(run_dir, 256, 2)
+
+
+def test_a_returned_evaluation_of_other_types_is_none(run_dir):
+    for odd in (["x"], [None], {"a": 1}, [[1]], [10**400], "12"):
+        Checkpoints(run_dir / "checkpoints").add_evaluation(256, odd)
+        assert 256 not in Checkpoints(run_dir / "checkpoints").evaluations(), odd
+
+
+# ------------------------------------------------------------------------------------------- what kills leave
+
+
+def test_what_a_kill_leaves_does_not_stand_in_the_way(tmp_path, stopping):
+    path = tmp_path / "run"
+    (path / "checkpoints" / "64.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
+    (path / ".config.123.json").write_text("{")
+    (path / ".metrics.99.jsonl").touch()
+    words = ["--run-dir", str(path), "--resume-or-start", *SMALL]
+    assert STOPPED in refusal(ppo.train, ppo.Args, words)
+    assert not [inside.name for inside in path.iterdir() if inside.name.startswith(".")]
+    assert not list((path / "checkpoints").iterdir())
+
+
+def test_a_complete_checkpoint_without_a_config_is_not_replaced(run_dir):
+    (run_dir / "config.json").unlink()
+    assert "config.json" in refusal(ppo.train, ppo.Args, ["--run-dir", str(run_dir), *SMALL])
+    assert (run_dir / "checkpoints" / "256").exists()
+
+
+def test_files_of_a_user_that_look_like_temporary_ones_stay(tmp_path):
+    for name in (".notes.1.json", ".config.json", ".config.1a.json"):
+        (tmp_path / name).touch()
+    claim_directory(tmp_path, {}, overwrite=False)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        ".notes.1.json",
+        ".config.json",
+        ".config.1a.json",
+        "config.json",
+    }
+
+
+def test_a_save_does_not_bring_back_a_directory_that_was_deleted(tmp_path):
+    path = tmp_path / "run"
+    (path / "checkpoints" / "0" / "state").mkdir(parents=True)
+    (path / "checkpoints" / "64.orbax-checkpoint-tmp").mkdir()
+    saver = Saver(path, small_args(**TINY), Start())
+    (path / "config.json").touch()
+    saver.withdraw()
+    assert (path / "checkpoints" / "0").exists(), "it is a run's"
+    (path / "config.json").unlink()
+    saver.withdraw()
+    assert not path.exists()
+
+
+def test_tensorboard_hides_steps_that_a_resumed_run_makes_again(tmp_path, monkeypatch):
+    made = []
+
+    class Writer:
+        def __init__(self, folder, purge_step=None):
+            made.append(purge_step)
+
+    monkeypatch.setitem(sys.modules, "tensorboardX", type(sys)("tensorboardX"))
+    sys.modules["tensorboardX"].SummaryWriter = Writer
+    for changes, step in (({}, 0), ({"resume": "a", "run_dir": "a"}, 128)):
+        LogWriter(tmp_path, small_args(tensorboard=True, **TINY | changes), {}, resume_at=step)._file.close()
+    assert made == [None, 129]
+
+
+def test_the_reader_of_lines_gives_text(tmp_path):
+    (tmp_path / "file").write_bytes(b"a\xff\n")
+    with opened(tmp_path / "file") as file:
+        assert file.readline() == "a\ufffd\n"

@@ -15,7 +15,7 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.device.agents import Policy
 from common.device.sharding import by_name
-from common.envs.masks import MASK, is_mask
+from common.envs.masks import is_mask
 from common.envs.spaces import Box, Space, as_tree, choices_of, leaves
 from common.envs.suite_tools import import_package, reason
 
@@ -60,9 +60,7 @@ def check_file(policy: Policy, file: Path, suffix: str) -> Checked:
         UsageError: The runtime refuses the file, or what it gives differs by more than rounding.
     """
     cpus = _cpus()
-    with (
-        jax.default_device(cpus[0]) if cpus else nullcontext()
-    ):  # a GPU rounds the factors of products
+    with jax.default_device(cpus[0]) if cpus else nullcontext():  # a GPU rounds the factors of products
         with _refusals(suffix):
             run = RUNTIMES[suffix](file)
         rng = np.random.default_rng(0)
@@ -113,17 +111,13 @@ def act(policy: Policy, inputs: Inputs) -> Outputs:
 # ------------------------------------------------------------------------------------------------------ observations
 
 
-def _random_inputs(
-    policy: Policy, rng: np.random.Generator, count: int, spread: float, memory: Any
-) -> Inputs:
+def _random_inputs(policy: Policy, rng: np.random.Generator, count: int, spread: float, memory: Any) -> Inputs:
     first = rng.random(count) < 0.2
     reward = rng.normal(0, spread, count).astype(np.float32)
     return Inputs(random_observations(policy, rng, count, spread), memory, first, reward)
 
 
-def random_observations(
-    policy: Policy, rng: np.random.Generator, count: int, spread: float = 1.0
-) -> Any:
+def random_observations(policy: Policy, rng: np.random.Generator, count: int, spread: float = 1.0) -> Any:
     """Observations [count, *shape] in the types of the environment.
 
     Numbers follow the statistics by which the policy normalises them; without any they are uniform within their bounds
@@ -133,14 +127,8 @@ def random_observations(
     space, stats = policy.env.observation_space, policy.obs_stats
     masks = iter(_random_masks(policy.env.action_space, space, rng, count))
     drawn = []
-    for (name, leaf, like), known in zip(
-        leaves(space, policy.env.obs_like), _stats_of(space, stats), strict=True
-    ):
-        values = (
-            next(masks)
-            if is_mask(name)
-            else _random_leaf(leaf, like.dtype, known, rng, count, spread)
-        )
+    for (name, leaf, like), known in zip(leaves(space, policy.env.obs_like), _stats_of(space, stats), strict=True):
+        values = next(masks) if is_mask(name) else _random_leaf(leaf, like.dtype, known, rng, count, spread)
         drawn.append(values.astype(like.dtype))
     return as_tree(drawn, space)
 
@@ -159,9 +147,7 @@ def _stats_of(space: Space, stats: Any) -> list[Any]:
     return found
 
 
-def _random_masks(
-    actions: Space, space: Space, rng: np.random.Generator, count: int
-) -> list[np.ndarray]:
+def _random_masks(actions: Space, space: Space, rng: np.random.Generator, count: int) -> list[np.ndarray]:
     """The leaves of a mask [count, n], in order; none where observations have no mask."""
     sizes = [leaf.shape[0] for name, leaf in leaves(space) if is_mask(name)]
     if not sizes:
@@ -174,25 +160,19 @@ def _random_masks(
     return np.split(np.concatenate(parts, axis=1), np.cumsum(sizes)[:-1], axis=1)
 
 
-def _random_leaf(
-    leaf: Any, dtype: Any, stats: Any, rng: np.random.Generator, count: int, spread: float
-) -> np.ndarray:
+def _random_leaf(leaf: Any, dtype: Any, stats: Any, rng: np.random.Generator, count: int, spread: float) -> np.ndarray:
     shape = (count, *leaf.shape)
     if not isinstance(leaf, Box):
         return rng.integers(np.reshape(leaf.nvec, leaf.shape), size=shape)
     low, high = (np.asarray(bound, np.float64) for bound in (leaf.low, leaf.high))
     narrow = high - low <= WIDEST
     if dtype.kind in "iub":
-        uniform = rng.integers(
-            np.where(narrow, low, 0), np.where(narrow, high, 1), size=shape, endpoint=True
-        )
+        uniform = rng.integers(np.where(narrow, low, 0), np.where(narrow, high, 1), size=shape, endpoint=True)
     else:
         uniform = rng.uniform(np.where(narrow, low, 0), np.where(narrow, high, 1), shape)
     mean, std = (0.0, 1.0) if stats is None else (np.asarray(stats.mean), np.asarray(stats.std))
     normal = np.clip(mean + spread * std * rng.normal(size=shape), low, high)
-    return np.where(
-        narrow & (stats is None), uniform, normal if dtype.kind == "f" else np.rint(normal)
-    )
+    return np.where(narrow & (stats is None), uniform, normal if dtype.kind == "f" else np.rint(normal))
 
 
 # ---------------------------------------------------------------------------------------------------------- runtimes
@@ -217,9 +197,7 @@ def _onnx(file: Path) -> Runtime:
     onnxruntime = import_package("onnxruntime", use=" to try an .onnx file")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what is wrong is raised
-    session = onnxruntime.InferenceSession(
-        file.read_bytes(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
     return lambda inputs: session.run(None, by_name(inputs))
 
 
@@ -253,9 +231,7 @@ def _cpus() -> list[Any]:
 # -------------------------------------------------------------------------------------------------------- comparison
 
 
-def _compare(
-    policy: Policy, inputs: Inputs, ours: list[np.ndarray], theirs: list[np.ndarray], suffix: str
-) -> None:
+def _compare(policy: Policy, inputs: Inputs, ours: list[np.ndarray], theirs: list[np.ndarray], suffix: str) -> None:
     """Raise UsageError where leaves [B, ...] of the policy's and of the file's outputs differ by more than rounding."""
     kinds = [[f"{x.dtype}{list(x.shape)}" for x in arrays] for arrays in (ours, theirs)]
     if kinds[0] != kinds[1]:
@@ -271,9 +247,7 @@ def _compare(
     wrong = sum(np.any(x.reshape(len(x), -1), axis=1) for x in excess)
     if np.any(wrong):
         count = f"{np.count_nonzero(wrong)} of {len(wrong)}"
-        raise _not_written(
-            suffix, f"the file acts otherwise than the policy at {count} random observations"
-        )
+        raise _not_written(suffix, f"the file acts otherwise than the policy at {count} random observations")
 
 
 def _excess(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
@@ -296,11 +270,7 @@ def _is_near(ours: np.ndarray, theirs: np.ndarray, noisy: np.ndarray) -> np.ndar
 def _noisy_outputs(policy: Policy, inputs: Inputs) -> Iterator[list[np.ndarray]]:
     """Outputs of policies whose parameters differ from those of `policy` by rounding."""
     precision = (policy.config or {}).get("args", {}).get("precision", "float32")
-    size = (
-        ROUNDING["float32" if _cpus() else "bfloat16"]
-        if precision == "float32"
-        else ROUNDING[precision]
-    )
+    size = ROUNDING["float32" if _cpus() else "bfloat16"] if precision == "float32" else ROUNDING[precision]
     rng = np.random.default_rng(0)
     for _ in range(NOISY_POLICIES):
         yield act(policy.with_noise(rng, size), inputs).arrays()

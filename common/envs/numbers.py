@@ -17,7 +17,7 @@ def narrow(dtype: Any, low: Any = LOWEST, high: Any = HIGHEST) -> np.dtype:
         return dtype
     if dtype.kind == "f" or np.size(low) == 0:
         return np.dtype(np.float32)
-    fits = LOWEST <= float(np.min(low)) and float(np.max(high)) <= HIGHEST
+    fits = float(np.min(low)) >= LOWEST and float(np.max(high)) <= HIGHEST
     return np.dtype(np.int32 if fits else np.float32)
 
 

@@ -40,6 +40,8 @@ class Args(OffPolicyArgs):
     """
 
     env: str = "Pendulum-v1"
+
+    # recipe
     recipe: Literal["sac", "crossq", "simba", "xqc"] = "sac"
     """Defaults of other flags: SAC's, or those of CrossQ, SimBa or XQC, for fewer steps; see --recipe NAME --help."""
 

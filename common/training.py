@@ -29,7 +29,7 @@ from common.device.sharding import AXIS, arrays_of, to_host
 from common.drawing.figures import draw_curve, draw_population
 from common.envs.bytes import describe_bytes
 from common.envs.custom import wrap
-from common.envs.environment import Env, check_spaces
+from common.envs.environment import Env, check_spaces, defaults_left_off
 from common.envs.host import evaluation_params
 from common.envs.registry import list_envs, make
 from common.envs.variation import run_env
@@ -73,7 +73,7 @@ def train_on_devices(
     members = arrays_of(args.members, len(devices), args.sharding)
     shapes, example = jax.eval_shape(programs.init, members), np.int32(0)
     check_fits(args, shapes, example, env.spec, devices)
-    notes = describe_bytes(args, env.spec) | describe_replay(args, shapes)
+    notes = describe_bytes(args, env.spec) | describe_replay(args, shapes) | defaults_left_off(args, env.spec)
     if env.declared_steps > env.max_steps:
         notes["eval"] = f"cuts episodes after {env.max_steps:,} of {env.declared_steps:,} steps"
     run = Run(args, script, env, devices, notes, callback, algorithm.cautions)
@@ -110,7 +110,7 @@ def train_with_actors(
     programs, members = programs_over_learners(driver, devices), arrays_of(args.members, len(devices))
     shapes, example = jax.eval_shape(programs.init, members), example_batch(args, env, driver, own)
     check_fits(args, shapes, example, env.spec, devices)
-    notes |= describe_bytes(args, env.spec) | describe_replay(args, shapes)
+    notes |= describe_bytes(args, env.spec) | describe_replay(args, shapes) | defaults_left_off(args, env.spec)
     run = Run(args, script, env, devices, notes, callback, algorithm.cautions)
     with locked(run.dir), run:
         evaluation = HostEvaluation(args, algorithm._replace(act=jax.jit(algorithm.act)), run.console.warn)

@@ -36,7 +36,7 @@ FAST_COMPILER += HAS_EMITTERS * " --xla_cpu_use_fusion_emitters=false"
 """Flags of XLA with which programs compile in a quarter of the time, and do the same more slowly."""
 IN_NO_PROGRAM = {"seed", "run_dir", "resume", "init_from", "overwrite", "quiet", "stop_after", "max_seconds", "gif"}
 IN_NO_PROGRAM |= {"stop_at_return", "log_interval", "eval_interval", "checkpoint_interval", "keep_checkpoints"}
-IN_NO_PROGRAM |= {"keep_best", "resume_or_start", "save_buffer", "save_envs", "tensorboard", "wandb"}
+IN_NO_PROGRAM |= {"keep_best", "resume_or_start", "save_buffer", "save_envs", "tensorboard", "wandb", "log_each"}
 """Flags that no compiled program depends on."""
 
 

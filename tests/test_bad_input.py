@@ -52,7 +52,11 @@ CASES = [
     ("ppo", "--hidden-sizes --seed", "--seed"),
     ("ppo", "--log-info discount --log_info=reward", "--log-info is there twice"),
     ("ppo", "--tuned=no", "--tuned"),
-    ("ppo", "--quiet yes", "yes"),
+    ("ppo", "--quiet yes", "yes, --no-quiet"),
+    ("ppo", "--normalize-obs=False", "--no-normalize-obs"),
+    ("ppo", "--run-name mine", "--run-name, --run-dir"),
+    ("ppo", "--sweep num_steps=8,16", "--sweep num_steps, for, --num-steps"),
+    ("ppo", "--log-each", "--log-each, --tensorboard"),
     # sizes
     ("ppo", "--total-timesteps 1e18", "--total-timesteps, 2,147,483,647"),
     ("ppo", "--num-minibatches 7", "--num-minibatches 7, 4 or 8, --num-envs 28 or 35"),

@@ -68,6 +68,12 @@ def boundaries_passed(interval: int, total: int, update: int) -> list[int]:
     return [step for step in range(update, total + 1, update) if step // interval > (step - update) // interval]
 
 
+def test_numbers_of_a_flag_may_have_commas_between_them():
+    wanted = (64, 32)
+    for words in ("--hidden-sizes 64,32", "--hidden-sizes=64,32", "--hidden-sizes 64 32", "--hidden-sizes 64, 32"):
+        assert parse(Args, ["--env", "CartPole-v1", "--no-tuned", *words.split()]).hidden_sizes == wanted
+
+
 def test_a_run_prints_its_progress_and_the_command_that_continues_it(finished):
     """Which can be copied into a shell, from the same working directory, although the path has a space."""
     process, run_dir = finished

@@ -4,16 +4,20 @@ import host_helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
+import ppo_pmap as ppo
 import pytest
 from helpers import dqn, make_env, metric_rows, over_devices, relative_difference, small_dqn_args
 
 from common.actors.batches import over_learners
 from common.actors.host_drivers import transitions_of
+from common.cli.errors import UsageError
 from common.device.agents import at_start
 from common.device.interface import Now, Transition
 from common.device.optim import hp_of
 from common.device.replay import new_replay
 from common.device.sharding import AXIS
+from common.envs.environment import check_spaces, defaults_left_off
+from common.envs.registry import make
 from common.nets.returns import Returns
 
 
@@ -159,3 +163,13 @@ def test_actors_explore_with_the_learner_s_epsilon_and_rollouts_are_not_continue
     for rollout in own_step, in_step:
         first = transitions_of(rollout, with_first=True).first
         np.testing.assert_array_equal(first, np.concatenate([np.ones((1, 4), bool), ends[:-1]]))
+
+
+def test_a_default_that_does_not_fit_the_observations_is_left_off_and_said():
+    env = make("FrozenLake-misc").spec
+    args = dqn.Args(env="FrozenLake-misc")
+    check_spaces(args, env)
+    assert "--normalize-obs" in " ".join(defaults_left_off(args, env).values())
+    assert defaults_left_off(args, make("CartPole-v1").spec) == {}
+    with pytest.raises(UsageError, match="normalize-obs"):  # it is no default of PPO, so somebody has asked for it
+        check_spaces(ppo.Args(env="FrozenLake-misc", normalize_obs=True), env)

@@ -352,6 +352,8 @@ def tensorboard(tmp_path, monkeypatch, **_):
     start(tmp_path, tensorboard=True)
     scalars = {args[0]: args[1:] for name, args, _ in recorder.calls if name == "add_scalar"}
     assert scalars["learning_rate"][1] == 96 and isinstance(scalars["time/sps"][0], float)
+    ((_, (name, text, step), _),) = [call for call in recorder.calls if call[0] == "add_text"]
+    assert (name, step) == ("config", 0) and '"num_envs": 4' in text
     assert recorder.calls[-1][0] == "close"
 
 
@@ -389,6 +391,7 @@ ELSEWHERE = {  # flags by the file that tests them
     "cli": "checkpoint_interval eval_interval init_from list_envs log_interval resume_or_start run_dir stop_after",
     "cli, too": "quiet overwrite",
     "common": "eval_episodes",
+    "plot": "log_each",
     "tuned": "tuned",
     "invariants": "num_seeds num_devices resume",
     "population": "population sweep",

@@ -19,7 +19,7 @@ from common.cli.errors import UsageError
 from common.drawing.figures import draw_curve, draw_population
 from common.drawing.groups import LoggedRun, align, group, pooled
 from common.runs.estimates import difference, estimate, interval, mean_over_steps, spread
-from common.runs.metrics import EVALUATION, RECENT, TRAINING, Log, LogWriter, Series, read_log
+from common.runs.metrics import EVALUATION, RECENT, TRAINING, Log, LogWriter, Series, read_log, summarized
 from common.runs.recorder import Clock
 from common.runs.reports import ranked, summary_of_seeds
 
@@ -112,6 +112,17 @@ def test_seconds_add_up_over_resumes(tmp_path):
     clock.go_on(read_log(tmp_path / "a", ()))
     assert 12 <= clock.wall < 100 and clock.trained_before == 2
     writer.close()
+
+
+def test_charts_have_the_mean_of_seeds_and_the_median_and_best_of_members():
+    row = {"env_steps": 8, "eval/return_mean": [1.0, None, 5.0], "loss/value": [2.0, 4.0, 6.0], "time/sps": 9.0}
+    alone = {"env_steps": 8, "time/sps": 9.0}
+    assert summarized(row, False) == alone | {"eval/return_mean": 3, "loss/value": 4}
+    members = {"eval/return_mean/median": 3, "eval/return_mean/best": 5, "loss/value/median": 4}
+    assert summarized(row, True) == alone | members
+    each = {"eval/return_mean/seed_0": 1, "eval/return_mean/seed_2": 5, "loss/value/seed_1": 4}
+    assert summarized(row, False, each=True).items() >= each.items()
+    assert summarized({"eval/return_mean": [None, None]}, False, each=True) == {}
 
 
 def test_late_evaluations_keep_their_time(tmp_path):

@@ -17,13 +17,13 @@ import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 import tyro
 
@@ -142,6 +142,7 @@ def _read(args_class: type, argv: list[str], program: str | None) -> Any:
     if issubclass(args_class, ArgsFactory):
         args_class, default = _with_defaults(args_class, argv)
         _check_lists(args_class, argv)
+        argv = list(_numbers_apart(args_class, argv))
         if {"-h", "--help"} & set(argv):
             print(help_text(args_class, default, program))
             raise SystemExit(0)
@@ -153,13 +154,15 @@ def _read(args_class: type, argv: list[str], program: str | None) -> Any:
             raise
         if isinstance(end.__context__, UsageError):  # from the checks of flags
             raise UsageError(_with_table(str(end.__context__), default)) from None
-        raise UsageError(_known_elsewhere(args_class, argv) or _sentence_in(box.getvalue())) from None
+        hint = _known_elsewhere(args_class, argv) or _switched(args_class, argv)
+        raise UsageError(hint or _sentence_in(box.getvalue())) from None
 
 
 # Flags by the names that they have in CleanRL and Stable-Baselines3
 OTHER_NAMES = {"--lr": "--learning-rate", "--anneal-lr": "--lr-schedule", "--track": "--wandb"}
 OTHER_NAMES |= {"--clip-coef": "--clip-eps", "--clip-range": "--clip-eps", "--capture-video": "--gif"}
 OTHER_NAMES |= {"--n-envs": "--num-envs", "--n-epochs": "--update-epochs", "--n-atoms": "--num-atoms"}
+OTHER_NAMES |= {"--run-name": "--run-dir", "--exp-name": "--run-dir", "--total-steps": "--total-timesteps"}
 OTHER_NAMES |= {"--start-e": "--epsilon-start", "--end-e": "--epsilon-end"}
 OTHER_NAMES |= {"--exploration-fraction": "--epsilon-fraction", "--target-network-frequency": "--target-frequency"}
 
@@ -175,6 +178,35 @@ def _known_elsewhere(args_class: type, argv: list[str]) -> str:
             if flag not in own and flag in map(flag_of, kinds_of(other)):
                 return f"{flag} is for environments that step on the {where}, and this one does not"
     return ""
+
+
+def _switched(args_class: type, argv: list[str]) -> str:
+    """A hint on a switch that was given a value, such as `--normalize-obs False`; empty where there is none."""
+    switches = {flag_of(name) for name, kind in kinds_of(args_class).items() if kind is bool}
+    for flag, value in pairwise([part for word in argv for part in word.split("=", 1)]):
+        if flag in switches and value.lower() in ("true", "false", "yes", "no", "on", "off", "0", "1"):
+            return f"{flag} {value}: it is a switch without a value, {flag} turns it on and --no-{flag[2:]} off"
+    return ""
+
+
+def _numbers_apart(args_class: type, argv: list[str]) -> Iterator[str]:
+    """The words, with numbers of a flag that takes several one by one: `--hidden-sizes 64,64` is as `64 64`."""
+    several = set()
+    for name, kind in kinds_of(args_class).items():
+        plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+        if get_origin(plain) is tuple and plain != tuple[str, ...]:
+            several.add(flag_of(name))
+    flag = ""
+    for word in argv:
+        if word.startswith("--"):
+            flag, equals, value = word.partition("=")
+            if equals and flag in several and "," in value:
+                yield from (flag, *value.split(","))
+                continue
+        elif flag in several and "," in word:
+            yield from filter(None, word.split(","))
+            continue
+        yield word
 
 
 def _sentence_in(box: str) -> str:

@@ -191,7 +191,10 @@ class PbtArgs(RunArgs):
         """Raise UsageError where members cannot differ in it; of the environment's parameters only itself knows."""
         if name not in sweepable(type(self)) and not name.startswith(PREFIX):
             known = f"{', '.join(sweepable(type(self)))} only, or in {PREFIX}NAME, a number of the environment"
-            raise UsageError(f"{flag} {shortened(name)}: members may differ in {known}")
+            others = kinds_of(type(self)).keys() - {"env", "sweep", "population", "num_seeds"}
+            word = flag_of(name) if name in others else ""
+            loop = f"; for {word} run one after another: for x in A B; do python ... {word} $x; done" if word else ""
+            raise UsageError(f"{flag} {shortened(name)}: members may differ in {known}{loop}")
 
     def _check_evolution(self) -> None:
         if self.population < 2:

@@ -203,6 +203,8 @@ class RunArgs(ArgsFactory):
     """Write TensorBoard files to the run directory."""
     wandb: bool = False
     """Log to Weights & Biases; its variables WANDB_PROJECT (default: pmaprl), WANDB_RUN_GROUP, WANDB_NAME ... apply."""
+    log_each: bool = False
+    """Log every seed and member to TensorBoard and Weights & Biases too, beside their mean, or median and best."""
     quiet: bool = False
     """Print nothing but warnings and errors."""
 
@@ -288,6 +290,8 @@ class RunArgs(ArgsFactory):
         keeping = self.non_default("resume run_dir tensorboard wandb keep_best gif stop_at_return")
         if self.benchmark and keeping:
             raise UsageError(f"--benchmark keeps and evaluates nothing: leave out {', '.join(keeping)}")
+        if self.log_each and not (self.tensorboard or self.wandb):
+            raise UsageError("--log-each needs --tensorboard or --wandb: metrics.jsonl has every seed anyway")
         if self.stop_at_return is not None and not self.eval_interval:
             raise UsageError("--stop-at-return needs evaluations on the way, and with --eval-interval 0 there are none")
         if self.resume and self.run_dir != self.resume:

@@ -151,7 +151,15 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 PLUMBING = {"env", "seed", "num_seeds", "population", "sweep", "num_devices", "sharding", "gif", "tensorboard"}
-PLUMBING |= {"wandb", "log_interval", "eval_interval", "checkpoint_interval", "keep_checkpoints", "keep_best"}
+PLUMBING |= {
+    "wandb",
+    "log_interval",
+    "eval_interval",
+    "checkpoint_interval",
+    "keep_checkpoints",
+    "keep_best",
+    "log_each",
+}
 PLUMBING |= {name for name in ONE_TIME if name != "init_from"}
 """Flags that decide nothing about what is learned, or are told apart anyway."""
 

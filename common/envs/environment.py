@@ -181,7 +181,7 @@ def check_spaces(args: Any, env: Any) -> None:
     if getattr(args, "share_torso", False) and has_privileged(env.observation_space):
         raise UsageError(f"--share-torso would hide the {PRIVILEGED} of {env.name} from the critic, for whom it is")
     observed, acted = ([leaf for _, leaf in leaves(space)] for space in (env.observation_space, env.action_space))
-    if getattr(args, "normalize_obs", False) and not any(isinstance(leaf, Box) for leaf in observed):
+    if getattr(args, "normalize_obs", False) and not _has_arrays(env) and not type(args).normalize_obs:
         raise UsageError(f"--normalize-obs needs arrays as observations, {env.name} has {env.observation_space}")
     if getattr(args, "encoder", "") in ("nature", "impala") and not any(map(is_image, observed)):
         raise UsageError(f"--encoder {args.encoder} needs images, and {env.name} has {env.observation_space}")
@@ -189,6 +189,22 @@ def check_spaces(args: Any, env: Any) -> None:
         raise UsageError(f"--image-scale {args.image_scale} needs images, {env.name} has {env.observation_space}")
     if getattr(args, "exploration_loss", "") == "symmetric-kl" and any(isinstance(leaf, Box) for leaf in acted):
         raise UsageError("--exploration-loss symmetric-kl needs discrete actions: there is no uniform policy on a Box")
+
+
+def defaults_left_off(args: Any, env: Any) -> dict[str, str]:
+    """Notes for the header of a run on defaults of flags that do nothing in this environment; a typed flag is refused.
+
+    Args:
+        args: flags of the run, which `check_spaces` has seen.
+        env: the Env or EnvSpec.
+    """
+    if getattr(args, "normalize_obs", False) and not _has_arrays(env):
+        return {"without": f"--normalize-obs, the default: {env.name} has no arrays to normalize"}
+    return {}
+
+
+def _has_arrays(env: Any) -> bool:
+    return any(isinstance(leaf, Box) for _, leaf in leaves(env.observation_space))
 
 
 def check_discrete(env: Any, instead: str, needs: str = "Q-learning needs Discrete actions") -> None:

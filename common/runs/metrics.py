@@ -34,13 +34,16 @@ class LogWriter:
         path = directory / "metrics.jsonl"
         with in_one_step(path) as temporary, temporary.open("w") as file:
             file.writelines(json.dumps(row) + "\n" for row in read(path) if row["env_steps"] <= resume_at)
-        self._file, self._agent = path.open("a"), "member" if args.is_population else "seed"
+        self._file = path.open("a")
+        self._args = args
         writers = import_writers(args)
         self._tensorboard = None
         if args.tensorboard:
             # TensorBoard then hides what the run has shown of steps that it makes again
             again = resume_at + 1 if args.resume else None
             self._tensorboard = writers["tensorboard"].SummaryWriter(str(directory), purge_step=again)
+            flags = json.dumps(config, indent=2, default=str).replace("\n", "\n    ")
+            self._tensorboard.add_text("config", f"    {flags}", resume_at)  # indented, Markdown keeps it as it is
         self._wandb, self._newest = writers.get("wandb"), 0
         if self._wandb:
             self._wandb.init(
@@ -56,7 +59,9 @@ class LogWriter:
         """Add one row; it is on disk when this returns."""
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
-        scalars = _scalars(row, self._agent)
+        scalars = {}
+        if self._tensorboard or self._wandb:
+            scalars = summarized(row, self._args.is_population, self._args.log_each)
         if row["env_steps"] <= self._newest:  # an evaluation that was late: the times of that step are there already
             scalars = {name: value for name, value in scalars.items() if not name.startswith("time/")}
         if self._tensorboard:
@@ -98,12 +103,32 @@ def _wandb_id(directory: Path) -> str:
     return name
 
 
-def _scalars(row: Row, agent: str) -> dict[str, float]:
+OF_EPISODES = re.compile("(episode|eval)/return(?!_std|_min)")  # metrics of which the best is the highest
+
+
+def summarized(row: Row, is_population: bool, each: bool = False) -> dict[str, float]:
+    """The scalars of a row for charts: of several seeds the mean, of members the median and the best return.
+
+    Args:
+        row: numbers, or lists of one number per seed or member; None where there is none.
+        is_population: whether lists are of members.
+        each: whether every seed or member has a scalar of its own too.
+    """
     scalars = {}
+    agent = "member" if is_population else "seed"
     for name, value in row.items():
-        values = {f"{name}/{agent}_{i}": x for i, x in enumerate(value)} if isinstance(value, list) else {name: value}
-        scalars |= {name: x for name, x in values.items() if x is not None}
-    return scalars
+        if not isinstance(value, list):
+            scalars[name] = value
+            continue
+        known = [x for x in value if x is not None]
+        if known and is_population:
+            scalars[f"{name}/median"] = float(np.median(known))
+            scalars |= {f"{name}/best": max(known)} if OF_EPISODES.match(name) else {}
+        elif known:
+            scalars[name] = float(np.mean(known))
+        if each:
+            scalars |= {f"{name}/{agent}_{index}": x for index, x in enumerate(value)}
+    return {name: x for name, x in scalars.items() if x is not None}
 
 
 def jsonable(value: Any) -> Any:

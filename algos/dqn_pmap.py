@@ -24,7 +24,6 @@ from common.flags import (
     Share,
     Steps,
     UsageError,
-    check_atoms,
     main,
     parse,
 )
@@ -108,7 +107,7 @@ class Args(OffPolicyArgs):
             atoms = f"{self.num_atoms} from {self.v_min} to {self.v_max}"
             raise UsageError(f"c51 needs two --num-atoms or more, from --v-min up to --v-max, got {atoms}")
         if self.distribution == "c51":
-            check_atoms(self.v_min, self.v_max, self.num_atoms, "--v-min, --v-max and --num-atoms")
+            self.check_atoms(self.v_min, self.v_max, self.num_atoms, "--v-min, --v-max and --num-atoms")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from common.flags import (
     Share,
     Temperature,
     UsageError,
-    check_atoms,
     main,
     parse,
 )
@@ -114,7 +113,8 @@ class Args(OffPolicyArgs):
         if self.critic_bins == 1:
             self.check_needed("critic_limit", "critic_bins", "above 1")
         else:
-            check_atoms(-self.critic_limit, self.critic_limit, self.critic_bins, "--critic-limit and --critic-bins")
+            limit = self.critic_limit
+            self.check_atoms(-limit, limit, self.critic_bins, "--critic-limit and --critic-bins")
 
 
 if __name__ == "__main__":

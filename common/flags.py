@@ -20,7 +20,6 @@ from common.cli.checks import (
     Share,
     Steps,
     Temperature,
-    check_atoms,
 )
 from common.cli.command import main, parse
 from common.cli.device_flags import DeviceReplayArgs, DeviceRolloutArgs, GameArgs

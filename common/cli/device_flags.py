@@ -12,6 +12,7 @@ from common.cli.checks import (
     Ratio,
     Steps,
     StepsOrZero,
+    check_atoms,
     check_multiple,
     divisors_near,
     flag_of,
@@ -197,6 +198,10 @@ class ReplayArgs:
             raise UsageError(f"--n-steps {self.n_steps} needs --learning-starts and --buffer-size of at least {least}")
         if self.num_steps > self.capacity:
             raise UsageError(f"--num-steps {self.num_steps} is more than --buffer-size holds of each: {self.capacity}")
+
+    def check_atoms(self, low: float, high: float, count: int, flags: str) -> None:
+        """Raise UsageError, naming the `flags`, unless float32 tells so many returns from `low` to `high` apart."""
+        check_atoms(low, high, count, flags)
 
     def sizes(self, num_devices: int) -> list[str]:
         batches = f"batches of {self.batch_size} ({self.batch_size // self.sharing(num_devices)} per device)"

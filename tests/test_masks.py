@@ -183,7 +183,7 @@ class ClosingParams(ToyParams):
 class Closing(Fussy):
     """Episodes end by a time limit, or by termination where their number is odd.
 
-    The last observation has all actions, with `closes` 1 none, with 2 all but the second. Actions pay differently.
+    The last observation has all actions, with `closes` 1 none, with 2 one of them. Actions pay differently.
     """
 
     parameters = ClosingParams()
@@ -199,7 +199,7 @@ class Closing(Fussy):
 
     def seen(self, state, params):
         is_last = (state.time >= 7) | (state.episode % 2 == 1) & (state.time == 5)
-        last = jnp.stack([jnp.ones(3, bool), jnp.zeros(3, bool), jnp.array([True, False, True])])[params.closes]
+        last = jnp.stack([jnp.ones(3, bool), jnp.zeros(3, bool), jnp.arange(3) == state.episode % 3])[params.closes]
         obs = jnp.stack([jnp.sin(state.episode), 0.1 * state.time])
         return {"obs": obs, "action_mask": jnp.where(is_last, last, self.legal(state))}
 

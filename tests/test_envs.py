@@ -20,7 +20,7 @@ from common.cli.errors import UsageError
 from common.device.rollout import action_noise, new_starts, split_keys, step_envs
 from common.device.sharding import flatten, key_data, to_devices, to_host, unflatten
 from common.envs import spaces
-from common.envs.bytes import describe_bytes, spec_with_byte_max
+from common.envs.bytes import IN_BOUNDS, byte_metrics, describe_bytes, spec_with_byte_max
 from common.envs.custom import wrap
 from common.envs.environment import LONGEST_HORIZON, Env
 from common.envs.registry import SUITES, check_known, list_envs, make, make_host
@@ -294,3 +294,13 @@ def test_only_environments_whose_episodes_ended_compute_a_reset():
     jax.effects_barrier()
     ended = np.sum(out.terminated | out.truncated, axis=1)
     assert Counted.resets - 1 == sum(-(-ended // 3)), "three at a time, the root of twelve; and all of them at first"
+
+
+@pytest.mark.parametrize(("byte", "in_bounds"), [(0, False), (1, True), (5, True), (6, False)])
+def test_bytes_outside_of_their_bounds_are_found_on_any_device(byte, in_bounds):
+    space = {"codes": spaces.box((2,), 1, 5), "picture": spaces.box((2, 2, 1), 0, 255)}
+    obs = {"codes": np.full((4, 2), 3, np.uint8), "picture": np.full((4, 2, 2, 1), 255, np.uint8)}
+    obs["codes"][3, 1] = byte
+    found = over_devices(lambda obs: byte_metrics(obs, space, helpers.AXIS), 2, obs)[IN_BOUNDS]
+    assert np.isfinite(found).tolist() == [in_bounds] * 2
+    assert not byte_metrics({"picture": obs["picture"]}, {"picture": space["picture"]}, "")

@@ -18,6 +18,7 @@ from orbax.checkpoint import v1 as orbax
 from common.actors.host_evaluation import run_host_episodes
 from common.actors.threads import Worker
 from common.cli.errors import UsageError
+from common.cli.files import read_config
 from common.device.agents import Player, Policy
 from common.device.evaluation import SEED, run_episodes
 from common.device.interface import OnPolicy
@@ -310,3 +311,19 @@ def test_observations_that_the_type_does_not_hold_are_refused():
     for obs in (np.int64([5_000_000_000]), np.uint64([2**64 - 1]), jnp.uint32([2**31])):
         with pytest.raises(UsageError, match=str(obs[0])):
             policy(obs)
+
+
+@pytest.mark.parametrize(("high", "wanted"), [(5.0, 255), (255.0, None)])
+def test_bytes_of_a_run_before_their_bounds_counted_are_divided_by_255_still(tmp_path, high, wanted):
+    """A run of today says what its --byte-max is, and needs no guess."""
+    spec = EnvSpec("E", {"codes": box((2,), 0, high), "other": (box((1,), 0, 1),)}, None, Discrete(2))
+    spec = spec._replace(obs_dtype={"codes": np.dtype(np.uint8), "other": (np.dtype(np.float32),)})
+    config = {"algorithm": "ppo_pmap", "args": {"env": "E"}, "env_spec": spec.to_json()}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_config(tmp_path)["args"].get("byte_max") == wanted
+    config["args"]["byte_max"] = 0
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_config(tmp_path)["args"]["byte_max"] == 0
+    config["env_spec"] = {"observation_space": [3], "obs_dtype": {"codes": []}}  # of a stranger
+    (tmp_path / "config.json").write_text(json.dumps({**config, "args": {"env": "E"}}))
+    assert "byte_max" not in read_config(tmp_path)["args"]

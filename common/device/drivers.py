@@ -27,6 +27,7 @@ from common.device.rollout import (
 )
 from common.device.sharding import AXIS, TrainState, flat_pmean, same_for_all_seeds
 from common.device.statistics import Tally, count_episodes, new_recent, new_tracker, same_everywhere
+from common.envs.bytes import byte_metrics
 from common.envs.environment import Env, Step
 from common.envs.masks import legal_actions, legal_metrics, to_env, uniform_action
 from common.envs.spaces import EnvSpec
@@ -69,6 +70,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
         now = Now(hp, run.updates, jax.random.fold_in(key, OTHER_STREAM), minibatches)
         learner, metrics = algorithm.update(learner, rollout, now)
         metrics = same_everywhere(metrics) | scheduled | legal_metrics(rollout.obs, env.action_space, AXIS)
+        metrics |= byte_metrics(rollout.obs, env.observation_space, AXIS)
         metrics |= {"params/norm": global_norm(learner.params)}
         run = run.replace(recent=recent, updates=run.updates + 1)
         return TrainState(learner, actors.replace(tracker=tracker), run), Tally.of(metrics), episodes
@@ -146,7 +148,8 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
         # Learning may meet a broken number long after it was stored: these show it at once, before it can be saved.
         magnitudes = [jnp.mean(jnp.abs(jnp.float32(x))) for x in jax.tree.leaves(transition.next_obs)]
         found = {"env/reward": jnp.mean(out.reward), "env/obs_magnitude": sum(magnitudes) / len(magnitudes)}
-        tally |= Tally.of(flat_pmean(found) | legal_metrics(transition.obs, env.action_space, AXIS))
+        found = flat_pmean(found) | legal_metrics(transition.obs, env.action_space, AXIS)
+        tally |= Tally.of(found | byte_metrics(transition.obs, env.observation_space, AXIS))
         return state, tally, episodes
 
     def collect(learner: Any, actors: Actors, run: RunState, key: jax.Array) -> tuple[Actors, Step, Transition]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from common.cli.errors import TrainingError
+from common.envs.bytes import IN_BOUNDS
 from common.runs.metrics import Log, LogWriter, Row, is_number, jsonable, read_log
 
 Callback = Callable[[Row], Any]
@@ -168,6 +169,8 @@ class Recorder:
         (index, name), agent = min((first, agent) for agent, first in chunk.broken.items())
         step, seed = chunk.first_step + (index + 1) * self._args.steps_per_update, self._args.members.seed[agent]
         advice = "look at the environment's rewards, observations and masks, or take smaller steps"
+        if name == IN_BOUNDS:
+            advice = "bytes are outside of the bounds of their space: mend those, or say the largest by --byte-max"
         where = f"{name} is not finite at step {step} (seed {seed})"
         return TrainingError(f"{where}; {self._run.saver.last_good()}; {advice}")
 

@@ -29,6 +29,7 @@ from cli_helpers import (
     read_result,
     read_rows,
     read_until,
+    run_python,
     start_script,
 )
 
@@ -49,6 +50,34 @@ def wait_until(process: subprocess.Popen, happened: Callable[[], bool]) -> None:
     """Look at what a process has done until something has happened, or until it ends."""
     while process.poll() is None and not happened():
         time.sleep(0.001)
+
+
+COMMANDS = {"algorithm": [ppo.__file__], "play": ["-m", "common.play", "runs/a"], "plot": ["-m", "common.plot", "a"]}
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("module", ["tyro", "flax"])
+def test_an_interrupt_while_a_command_starts_ends_it_without_a_traceback(words, module, tmp_path):
+    """It comes while the first slow module is imported, and after the flags were read."""
+    if module == "flax" and "common.play" not in words and words[0] == "-m":
+        pytest.skip("this command does not import it")
+    (tmp_path / f"{module}.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+    process = run_python(*words, PYTHONPATH=str(tmp_path))
+    assert process.returncode in (130, -signal.SIGINT)
+    assert process.stderr == ""
+
+
+def test_a_program_that_imports_an_algorithm_keeps_its_interrupts(tmp_path):
+    """Also one that is interrupted meanwhile."""
+    (tmp_path / "program.py").write_text(
+        "import signal, sys\n"
+        "try:\n    import algos.ppo_pmap\nexcept KeyboardInterrupt:\n    print('interrupted')\n"
+        "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    )
+    path = str(ROOT)
+    assert run_python(tmp_path / "program.py", PYTHONPATH=path).stdout == "True\n"
+    (tmp_path / "tyro.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+    assert run_python(tmp_path / "program.py", PYTHONPATH=path).stdout == "interrupted\nTrue\n"
 
 
 @pytest.mark.slow

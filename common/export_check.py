@@ -15,7 +15,7 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.device.agents import Policy
 from common.device.sharding import by_name
-from common.envs.masks import MASK, is_mask
+from common.envs.masks import is_mask
 from common.envs.spaces import Box, Space, as_tree, choices_of, leaves
 from common.envs.suite_tools import import_package, reason
 

@@ -88,16 +88,22 @@ def load_policy(
         raise UsageError(f"{run_dir} does not fit {module.__file__}: {kind}{error}") from error
     checkpoints = Checkpoints(run_dir / FOLDER, is_population=args.is_population)
     index = _named_agent(args, run_dir, seed, member)
+    listed, evaluations = _candidates(checkpoints, step, index), {}
+
+    def candidates() -> list[int]:
+        evaluations.update(checkpoints.evaluations())  # a run that goes on may delete what is read now
+        return listed()
+
     try:
-        candidates = _candidates(checkpoints, step, index)
         found, arrays, damaged = checkpoints.load(flatten(like), ("learner/",), candidates=candidates)
     except Mismatch as error:
         raise UsageError(f"{run_dir} does not fit its algorithm's file: {error}") from error
     for one in damaged:
         warnings.warn(str(one), stacklevel=2)
-    index = _best_member(checkpoints, found) if index is None else index
+    evaluations |= checkpoints.evaluations()
+    index = _best_member(evaluations, found) if index is None else index
     learner = jax.tree.map(lambda x: x[index], unflatten(arrays, like)["learner"])
-    returns, seed = checkpoints.evaluations().get(found, []), args.members.seed[index]
+    returns, seed = evaluations.get(found, []), args.members.seed[index]
     evaluation = returns[index] if len(returns) == args.num_agents else None
     return Policy(functions, learner, env, run_dir, found, seed, evaluation, config, index)
 
@@ -174,9 +180,8 @@ def _candidates(checkpoints: Checkpoints, step: Choice, index: int | None) -> Ca
     return by_word.get(step, lambda: [step])
 
 
-def _best_member(checkpoints: Checkpoints, step: int) -> int:
+def _best_member(evaluations: dict[int, list[float]], step: int) -> int:
     """The place of the best member at this step; warns where another step has to tell which one that is."""
-    evaluations = checkpoints.evaluations()
     if not evaluations:
         warnings.warn("no checkpoint has an evaluation to tell the best member: this is member 0", stacklevel=3)
         return 0

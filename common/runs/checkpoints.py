@@ -126,7 +126,12 @@ class Checkpoints:
         return self.directory / str(step)
 
     def _folders(self) -> list[Path]:
-        return list(self.directory.iterdir()) if self.directory and self.directory.is_dir() else []
+        if self.directory is None:
+            return []
+        try:
+            return list(self.directory.iterdir())
+        except (FileNotFoundError, NotADirectoryError):  # also where it was deleted a moment ago
+            return []
 
     def evaluations(self) -> dict[int, list[float]]:
         """The mean greedy return of each seed, by the step of every checkpoint that was evaluated."""

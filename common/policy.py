@@ -91,7 +91,8 @@ def load_policy(
     listed, evaluations = _candidates(checkpoints, step, index), {}
 
     def candidates() -> list[int]:
-        evaluations.update(checkpoints.evaluations())  # a run that goes on may delete what is read now
+        # Before it is read, for a run that goes on may delete it meanwhile
+        evaluations.update(checkpoints.evaluations())
         return listed()
 
     try:

@@ -74,9 +74,12 @@ def scoring_policy(weights: Any) -> Policy:
         return jnp.argmax(obs @ learner.weights, axis=-1).astype(jnp.int32)
 
     weights = jnp.asarray(weights, jnp.float32)
-    env = EnvSpec("Scores-v0", box((len(weights),)), np.dtype("float32"), Discrete(weights.shape[1]))
+    num_features, num_actions = weights.shape
+    spaces = box((num_features,)), np.dtype("float32"), Discrete(num_actions)
+    env = EnvSpec("Scores-v0", *spaces)
     config = {"args": {"env": "Scores-v0", "env_params": ""}, "algorithm": "scores"}
-    return Policy(OffPolicy(None, None, None, act, None), Scores(weights), env, step=0, config=config)
+    algorithm = OffPolicy(init=None, explore=None, update=None, act=act, observe=None)
+    return Policy(algorithm, Scores(weights), env, step=0, config=config)
 
 
 def export_instead(monkeypatch: Any, other: Policy) -> None:
@@ -101,7 +104,8 @@ def test_rounding_decides_between_equal_actions_and_nothing_else(tmp_path, monke
 
 
 def test_a_policy_that_always_does_the_same_is_said_to(tmp_path):
-    _, checked = common.export.export_policy(scoring_policy(np.zeros((3, 2))), tmp_path / "p.stablehlo")
+    policy = scoring_policy(np.zeros((3, 2)))
+    _, checked = common.export.export_policy(policy, tmp_path / "p.stablehlo")
     assert "the same action" in str(checked)
 
 
@@ -125,15 +129,17 @@ def test_a_file_that_the_runtime_refuses_is_not_written(tmp_path, monkeypatch, c
         return content
 
     monkeypatch.setitem(common.export.FORMATS, ".stablehlo", make)
-    with pytest.raises(UsageError, match="refuses the file" if content is not None else "no such operation"):
+    said = "no such operation" if content is None else "refuses the file"
+    with pytest.raises(UsageError, match=said):
         common.export.export_policy(scoring_policy(np.eye(2)), tmp_path / "p.stablehlo")
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "out", ["", "/", ".", "folder", "absent/p.onnx", "file/p.onnx", "p", "p.txt", "p" * 250 + ".onnx"]
-)
-def test_a_target_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, capsys, out):
+NO_TARGETS = "", "/", ".", "folder", "no/p.onnx", "file/p.onnx", "p", "p.txt", "p" * 250 + ".onnx"
+
+
+@pytest.mark.parametrize("out", NO_TARGETS, ids=range(len(NO_TARGETS)))
+def test_a_target_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch, capsys, out):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
@@ -150,7 +156,12 @@ def test_random_observations_are_legal_and_typed():
         "inner": (Discrete(3), box((2,), -1, 1)),
         "wide": box((2,), -1e30, np.inf),
     }
-    dtypes = {"action_mask": "int8", "bytes": "uint8", "inner": ("int32", "float32"), "wide": "float32"}
+    dtypes = {
+        "action_mask": "int8",
+        "bytes": "uint8",
+        "inner": ("int32", "float32"),
+        "wide": "float32",
+    }
     actions = {"box": box((2,), -1, 1), "one": Discrete(3), "two": MultiDiscrete((2, 4))}
     stats = {"action_mask": None, "bytes": None, "inner": (None, None), "wide": running_stats((2,))}
     stats["wide"] = stats["wide"].replace(mean=jnp.array([1e4, 0.0]))
@@ -158,7 +169,8 @@ def test_random_observations_are_legal_and_typed():
     policy = SimpleNamespace(env=env, obs_stats=stats)
     obs = random_observations(policy, np.random.default_rng(0), 200)
     assert jax.tree.map(lambda x: str(x.dtype), obs) == dtypes
-    assert set(np.unique(obs["bytes"])) == set(range(6)) and set(np.unique(obs["inner"][0])) == {0, 1, 2}
+    assert set(np.unique(obs["bytes"])) == set(range(6))
+    assert set(np.unique(obs["inner"][0])) == {0, 1, 2}
     assert np.abs(obs["inner"][1]).max() <= 1 and abs(obs["wide"][:, 0].mean() - 1e4) < 1
     for part in np.split(obs["action_mask"], [3, 5], axis=1):
         assert part.any(axis=1).all() and not part.all()

@@ -191,7 +191,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_damaged(run_copy, 
     assert not [warning for warning in recwarn if issubclass(warning.category, UserWarning)]
 
 
-def test_a_policy_keeps_the_evaluation_of_a_checkpoint_that_is_deleted_meanwhile(run_copy, monkeypatch):
+def test_a_policy_keeps_its_evaluation_where_its_checkpoint_is_deleted(run_copy, monkeypatch):
     load, folder = orbax.load, run_copy / "checkpoints"
 
     def deleting(path, *more):

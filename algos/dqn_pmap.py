@@ -140,7 +140,8 @@ class QNetwork(nn.Module):
 
     def head(self, count: int, name: str) -> nn.Module:
         """`count` returns [B, count, Z] of features."""
-        return nn.DenseGeneral((count, num_outputs(self.args)), dot_general=nets.as_matrix, name=name)
+        product = jax.lax.dot_general  # the default, named because jax2onnx has another one for it
+        return nn.DenseGeneral((count, num_outputs(self.args)), dot_general=product, name=name)
 
 
 # ----------------------------------------------------------------------------------------------------------- records

@@ -106,7 +106,7 @@ def to_onnx(policy: Policy) -> bytes:
 
 
 def check_out(out: Path) -> Path:
-    """The path of the description of the file `out`. Raises UsageError where one of both cannot be written."""
+    """Path of the description of `out`. Raises UsageError where one of both cannot be written."""
     if not out.name:
         raise UsageError(f"--out {str(out)!r} names no file: it must end in {' or '.join(FORMATS)}")
     check_target(out, *FORMATS)
@@ -119,7 +119,7 @@ FORMATS = {".stablehlo": to_stablehlo, ".onnx": to_onnx}
 
 
 def export_policy(policy: Policy, out: Path) -> tuple[Path, Checked]:
-    """Write `policy` to `out`, and beside it a description; whatever was there stays where it cannot.
+    """Write `policy` to `out` and a description beside it, or leave what was there as it is.
 
     Args:
         policy: The policy.

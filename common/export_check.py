@@ -21,14 +21,14 @@ from common.envs.suite_tools import import_package, reason
 
 BATCH = 16
 SPREADS = 1.0, 3.0, 10.0, 30.0
-"""How far the observations of a batch lie apart, in their usual deviations; there is a batch for each."""
+"""Distances of the observations of each batch, in their usual deviations."""
 WIDEST = 1e3  # bounds that are further apart say little of what an environment shows
 TOLERANCE = 1e-4  # of numbers, relative to the largest one of an array
 NOISY_POLICIES = 32  # whose parameters differ from the policy's by rounding
 ROUNDING = {"float32": 1e-6, "bfloat16": 1e-2}  # relative, with which they do
 
 Runtime = Callable[[dict[str, Any]], list[Any]]
-"""From the inputs of an exported policy to the leaves of its actions, and then of its new memory."""
+"""From the inputs of an exported policy to the leaves of its actions and of its new memory."""
 
 
 class Checked(NamedTuple):
@@ -45,8 +45,8 @@ class Checked(NamedTuple):
 def check_file(policy: Policy, file: Path, suffix: str) -> Checked:
     """Compare an exported file with the `policy` that it was made of.
 
-    Batches have one observation and several. A policy with memory goes on from its own memory in each batch, so that
-    differences do not add up.
+    Batches have one observation and several. A policy with memory goes on from its own memory in
+    each batch, so that differences do not add up.
 
     Args:
         policy: The policy.
@@ -60,7 +60,8 @@ def check_file(policy: Policy, file: Path, suffix: str) -> Checked:
         UsageError: The runtime refuses the file, or what it gives differs by more than rounding.
     """
     cpus = _cpus()
-    with jax.default_device(cpus[0]) if cpus else nullcontext():  # a GPU rounds the factors of products
+    place = jax.default_device(cpus[0]) if cpus else nullcontext()
+    with place:  # a GPU rounds the factors of products
         with _refusals(suffix):
             run = RUNTIMES[suffix](file)
         rng = np.random.default_rng(0)
@@ -108,47 +109,62 @@ def act(policy: Policy, inputs: Inputs) -> Outputs:
     return Outputs(list(map(np.asarray, jax.tree.leaves(actions))), memory)
 
 
-# ------------------------------------------------------------------------------------------------------ observations
+# ---------------------------------------------------------------------------------- observations
 
 
-def _random_inputs(policy: Policy, rng: np.random.Generator, count: int, spread: float, memory: Any) -> Inputs:
+def _random_inputs(
+    policy: Policy,
+    rng: np.random.Generator,
+    count: int,
+    spread: float,
+    memory: Any,
+) -> Inputs:
+    """A batch of `count` for a policy that has this `memory`."""
     first = rng.random(count) < 0.2
     reward = rng.normal(0, spread, count).astype(np.float32)
-    return Inputs(random_observations(policy, rng, count, spread), memory, first, reward)
+    obs = random_observations(policy, rng, count, spread)
+    return Inputs(obs=obs, memory=memory, first=first, reward=reward)
 
 
-def random_observations(policy: Policy, rng: np.random.Generator, count: int, spread: float = 1.0) -> Any:
+def random_observations(
+    policy: Policy,
+    rng: np.random.Generator,
+    count: int,
+    spread: float = 1.0,
+) -> Any:
     """Observations [count, *shape] in the types of the environment.
 
-    Numbers follow the statistics by which the policy normalises them; without any they are uniform within their bounds
-    or, where those are too wide to say anything, normal. `spread` multiplies the deviation of both. In every mask each
-    component of an action has a legal choice.
+    Numbers follow the statistics by which the policy normalises them. Without any they are uniform
+    within their bounds or, where those are too wide to say anything, normal. `spread` multiplies
+    deviations. In every mask each component of an action has a legal choice.
     """
-    space, stats = policy.env.observation_space, policy.obs_stats
+    space = policy.env.observation_space
     masks = iter(_random_masks(policy.env.action_space, space, rng, count))
     drawn = []
-    for (name, leaf, like), known in zip(leaves(space, policy.env.obs_like), _stats_of(space, stats), strict=True):
-        values = next(masks) if is_mask(name) else _random_leaf(leaf, like.dtype, known, rng, count, spread)
+    for name, leaf, like in leaves(space, policy.env.obs_like):
+        if is_mask(name):
+            values = next(masks)
+        else:
+            stats = _stats_of(name, policy.obs_stats)
+            values = _random_leaf(leaf, like.dtype, stats, rng, count, spread)
         drawn.append(values.astype(like.dtype))
     return as_tree(drawn, space)
 
 
-def _stats_of(space: Space, stats: Any) -> list[Any]:
-    """For each leaf of a space its statistics, None where it has none."""
-    found = []
-    for name, _ in leaves(space):
-        part = stats
-        for key in name.split("/") if name else ():
-            if isinstance(part, tuple) and not hasattr(part, "mean"):
-                part = part[int(key)]
-            elif isinstance(part, dict):
-                part = part.get(key)
-        found.append(part if hasattr(part, "mean") else None)
-    return found
+def _stats_of(name: str, stats: Any) -> Any:
+    """The statistics of the leaf called `name` of observations, None where there are none."""
+    for key in name.split("/") if name and stats is not None else ():
+        stats = stats[key] if isinstance(stats, dict) else stats[int(key)]
+    return stats
 
 
-def _random_masks(actions: Space, space: Space, rng: np.random.Generator, count: int) -> list[np.ndarray]:
-    """The leaves of a mask [count, n], in order; none where observations have no mask."""
+def _random_masks(
+    actions: Space,
+    space: Space,
+    rng: np.random.Generator,
+    count: int,
+) -> list[np.ndarray]:
+    """The leaves [count, n] of masks, in order; none where observations have no mask."""
     sizes = [leaf.shape[0] for name, leaf in leaves(space) if is_mask(name)]
     if not sizes:
         return []
@@ -160,22 +176,33 @@ def _random_masks(actions: Space, space: Space, rng: np.random.Generator, count:
     return np.split(np.concatenate(parts, axis=1), np.cumsum(sizes)[:-1], axis=1)
 
 
-def _random_leaf(leaf: Any, dtype: Any, stats: Any, rng: np.random.Generator, count: int, spread: float) -> np.ndarray:
+def _random_leaf(
+    leaf: Any,
+    dtype: Any,
+    stats: Any,
+    rng: np.random.Generator,
+    count: int,
+    spread: float,
+) -> np.ndarray:
+    """Values [count, *shape] for a leaf of observations, before they get their type."""
     shape = (count, *leaf.shape)
     if not isinstance(leaf, Box):
         return rng.integers(np.reshape(leaf.nvec, leaf.shape), size=shape)
     low, high = (np.asarray(bound, np.float64) for bound in (leaf.low, leaf.high))
-    narrow = high - low <= WIDEST
-    if dtype.kind in "iub":
-        uniform = rng.integers(np.where(narrow, low, 0), np.where(narrow, high, 1), size=shape, endpoint=True)
-    else:
-        uniform = rng.uniform(np.where(narrow, low, 0), np.where(narrow, high, 1), shape)
+    is_narrow = high - low <= WIDEST
+    least = np.where(is_narrow, low, 0.0)
+    most = np.where(is_narrow, high, 1.0)
     mean, std = (0.0, 1.0) if stats is None else (np.asarray(stats.mean), np.asarray(stats.std))
     normal = np.clip(mean + spread * std * rng.normal(size=shape), low, high)
-    return np.where(narrow & (stats is None), uniform, normal if dtype.kind == "f" else np.rint(normal))
+    if dtype.kind == "f":
+        uniform = rng.uniform(least, most, shape)
+    else:
+        normal = np.rint(normal)
+        uniform = np.floor(rng.uniform(np.ceil(least), np.floor(most) + 1, shape))
+    return np.where(is_narrow & (stats is None), uniform, normal)
 
 
-# ---------------------------------------------------------------------------------------------------------- runtimes
+# -------------------------------------------------------------------------------------- runtimes
 
 
 def _exported_inputs(policy: Policy, inputs: Inputs) -> dict[str, Any]:
@@ -197,7 +224,8 @@ def _onnx(file: Path) -> Runtime:
     onnxruntime = import_package("onnxruntime", use=" to try an .onnx file")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what is wrong is raised
-    session = onnxruntime.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
+    cpu = ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(file.read_bytes(), options, providers=cpu)
     return lambda inputs: session.run(None, by_name(inputs))
 
 
@@ -228,11 +256,17 @@ def _cpus() -> list[Any]:
         return []
 
 
-# -------------------------------------------------------------------------------------------------------- comparison
+# ------------------------------------------------------------------------------------ comparison
 
 
-def _compare(policy: Policy, inputs: Inputs, ours: list[np.ndarray], theirs: list[np.ndarray], suffix: str) -> None:
-    """Raise UsageError where leaves [B, ...] of the policy's and of the file's outputs differ by more than rounding."""
+def _compare(
+    policy: Policy,
+    inputs: Inputs,
+    ours: list[np.ndarray],
+    theirs: list[np.ndarray],
+    suffix: str,
+) -> None:
+    """Raise UsageError where arrays [B, ...] of policy and file differ by more than rounding."""
     kinds = [[f"{x.dtype}{list(x.shape)}" for x in arrays] for arrays in (ours, theirs)]
     if kinds[0] != kinds[1]:
         gives, wanted = (", ".join(kind) for kind in reversed(kinds))
@@ -240,18 +274,18 @@ def _compare(policy: Policy, inputs: Inputs, ours: list[np.ndarray], theirs: lis
     excess = [_excess(one, other) for one, other in zip(ours, theirs, strict=True)]
     if not any(map(np.any, excess)):
         return
-    # What the policy does is a matter of rounding where it does the same after as small a change of its parameters
+    # Rounding alone explains what the policy does too after a change of its parameters by rounding
     for noisy in _noisy_outputs(policy, inputs):
         allowed = zip(ours, theirs, noisy, strict=True)
         excess = [x & ~_is_near(*arrays) for x, arrays in zip(excess, allowed, strict=True)]
     wrong = sum(np.any(x.reshape(len(x), -1), axis=1) for x in excess)
     if np.any(wrong):
-        count = f"{np.count_nonzero(wrong)} of {len(wrong)}"
-        raise _not_written(suffix, f"the file acts otherwise than the policy at {count} random observations")
+        where = f"{np.count_nonzero(wrong)} of {len(wrong)} random observations"
+        raise _not_written(suffix, f"the file acts otherwise than the policy at {where}")
 
 
 def _excess(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Tell where arrays [B, ...] differ: whole numbers at all, others by more than the tolerance."""
+    """Tell where arrays [B, ...] differ, other than whole numbers by more than the tolerance."""
     if ours.dtype.kind != "f":
         return ours != theirs
     limit = TOLERANCE * np.max(np.abs(ours), initial=0.0, where=np.isfinite(ours))
@@ -261,7 +295,7 @@ def _excess(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 
 def _is_near(ours: np.ndarray, theirs: np.ndarray, noisy: np.ndarray) -> np.ndarray:
-    """Tell where the file's outputs are no further from the policy's than those of another with changed parameters."""
+    """Tell where the file is no further from the policy than one with changed parameters."""
     if ours.dtype.kind != "f":
         return theirs == noisy
     return np.abs(theirs - ours) <= np.abs(noisy - ours)
@@ -270,7 +304,7 @@ def _is_near(ours: np.ndarray, theirs: np.ndarray, noisy: np.ndarray) -> np.ndar
 def _noisy_outputs(policy: Policy, inputs: Inputs) -> Iterator[list[np.ndarray]]:
     """Outputs of policies whose parameters differ from those of `policy` by rounding."""
     precision = (policy.config or {}).get("args", {}).get("precision", "float32")
-    size = ROUNDING["float32" if _cpus() else "bfloat16"] if precision == "float32" else ROUNDING[precision]
+    size = ROUNDING[precision if _cpus() else "bfloat16"]
     rng = np.random.default_rng(0)
     for _ in range(NOISY_POLICIES):
         yield act(policy.with_noise(rng, size), inputs).arrays()

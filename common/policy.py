@@ -89,16 +89,23 @@ def load_policy(
         raise UsageError(f"{run_dir} does not fit {module.__file__}: {kind}{error}") from error
     checkpoints = Checkpoints(run_dir / FOLDER, is_population=args.is_population)
     index = _named_agent(args, run_dir, seed, member)
+    listed, evaluations = _candidates(checkpoints, step, index), {}
+
+    def candidates() -> list[int]:
+        # Before it is read, for a run that goes on may delete it meanwhile
+        evaluations.update(checkpoints.evaluations())
+        return listed()
+
     try:
-        candidates = _candidates(checkpoints, step, index)
         found, arrays, damaged = checkpoints.load(flatten(like), ("learner/",), candidates=candidates)
     except Mismatch as error:
         raise UsageError(f"{run_dir} does not fit its algorithm's file: {error}") from error
     for one in damaged:
         warnings.warn(printable(one), stacklevel=2)
-    index = _best_member(checkpoints, found) if index is None else index
+    evaluations |= checkpoints.evaluations()
+    index = _best_member(run_dir, evaluations, found) if index is None else index
     learner = jax.tree.map(lambda x: x[index], unflatten(arrays, like)["learner"])
-    returns, seed = checkpoints.evaluations().get(found, []), args.members.seed[index]
+    returns, seed = evaluations.get(found, []), args.members.seed[index]
     evaluation = returns[index] if len(returns) == args.num_agents else None
     return Policy(functions, learner, env, run_dir, found, seed, evaluation, config, index)
 
@@ -176,14 +183,13 @@ def _candidates(checkpoints: Checkpoints, step: Choice, index: int | None) -> Ca
     return by_word.get(step, lambda: [step])
 
 
-def _best_member(checkpoints: Checkpoints, step: int) -> int:
+def _best_member(run_dir: Path, evaluations: dict[int, list[float]], step: int) -> int:
     """The place of the best member at this step; warns where another step has to tell which one that is."""
-    evaluations = checkpoints.evaluations()
     if not evaluations:
         warnings.warn("no checkpoint has an evaluation to tell the best member: this is member 0", stacklevel=3)
         return 0
     judged = step if step in evaluations else max(evaluations)
-    member = ranked(evaluations[judged], training_returns(checkpoints.directory.parent, judged))[0]
+    member = ranked(evaluations[judged], training_returns(run_dir, judged))[0]
     if judged != step:
         told = f"checkpoint {step} has no evaluation: this is member {member}, the best one at step {judged}"
         warnings.warn(f"{told}; member=... chooses another one", stacklevel=3)

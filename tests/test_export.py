@@ -2,17 +2,26 @@
 
 import json
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cli_helpers import ROOT, run_python
+from flax import struct
 from PIL import Image
 
 import common.export
 import common.play
 from common.cli.command import exit_code, parse
+from common.cli.errors import UsageError
+from common.device.agents import Policy
+from common.device.interface import OffPolicy
+from common.envs.spaces import Discrete, EnvSpec, MultiDiscrete, box
+from common.export_check import random_observations
+from common.nets.normalizers import running_stats
 from common.policy import load_policy
 
 DOCS = (ROOT / "docs" / "using-a-policy.md").read_text()
@@ -51,8 +60,124 @@ def test_an_exported_policy_acts_like_the_loaded_one_for_every_batch_size(traine
     assert about["versions"]["jax"] == jax.__version__
 
 
+class Scores(struct.PyTreeNode):
+    """A learner that takes the action with the largest score."""
+
+    weights: jax.Array  # [F, n]
+    params: Any = ()
+
+
+def scoring_policy(weights: Any) -> Policy:
+    """The policy of such scores, linear in observations [F]."""
+
+    def act(learner, obs, key=None):
+        return jnp.argmax(obs @ learner.weights, axis=-1).astype(jnp.int32)
+
+    weights = jnp.asarray(weights, jnp.float32)
+    num_features, num_actions = weights.shape
+    spaces = box((num_features,)), np.dtype("float32"), Discrete(num_actions)
+    env = EnvSpec("Scores-v0", *spaces)
+    config = {"args": {"env": "Scores-v0", "env_params": ""}, "algorithm": "scores"}
+    algorithm = OffPolicy(init=None, explore=None, update=None, act=act, observe=None)
+    return Policy(algorithm, Scores(weights), env, step=0, config=config)
+
+
+def export_instead(monkeypatch: Any, other: Policy) -> None:
+    """Let exports hold another policy than they are asked for."""
+    content = common.export.to_stablehlo(other)
+    monkeypatch.setitem(common.export.FORMATS, ".stablehlo", lambda policy: content)
+
+
+def test_rounding_decides_between_equal_actions_and_nothing_else(tmp_path, monkeypatch):
+    weights = np.random.default_rng(0).normal(size=(3, 4))
+    weights[:, 1] = weights[:, 0]
+    policy, out = scoring_policy(weights), tmp_path / "p.stablehlo"
+    export_instead(monkeypatch, scoring_policy(weights + [0, 1e-7, 0, 0]))
+    _, checked = common.export.export_policy(policy, out)
+    assert checked.varied
+    before = out.read_bytes()
+    export_instead(monkeypatch, scoring_policy(weights[:, [0, 1, 3, 2]]))
+    with pytest.raises(UsageError, match="acts otherwise"):
+        common.export.export_policy(policy, out)
+    assert out.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"p.stablehlo", "p.stablehlo.json"}
+
+
+def test_a_policy_that_always_does_the_same_is_said_to(tmp_path):
+    policy = scoring_policy(np.zeros((3, 2)))
+    _, checked = common.export.export_policy(policy, tmp_path / "p.stablehlo")
+    assert "the same action" in str(checked)
+
+
+@pytest.mark.parametrize("name", ["sac", "memory"])
+def test_a_file_of_another_policy_is_refused(trained, tmp_path, monkeypatch, capsys, name):
+    """Actions that are numbers, and memories, differ by more than rounding."""
+    run = trained(name)[0]
+    export_instead(monkeypatch, load_policy(run).with_noise(np.random.default_rng(0), 0.1))
+    words = [str(run), "--out", str(tmp_path / "p.stablehlo")]
+    assert exit_code(common.export.export, parse(common.export.Args, words)) == 2
+    said = capsys.readouterr()
+    assert "acts otherwise" in said.err and said.err.count("\n") == 1 and "saved" not in said.out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", None])
+def test_a_file_that_the_runtime_refuses_is_not_written(tmp_path, monkeypatch, content):
+    def make(policy):
+        if content is None:
+            raise NotImplementedError("no such operation")
+        return content
+
+    monkeypatch.setitem(common.export.FORMATS, ".stablehlo", make)
+    said = "no such operation" if content is None else "refuses the file"
+    with pytest.raises(UsageError, match=said):
+        common.export.export_policy(scoring_policy(np.eye(2)), tmp_path / "p.stablehlo")
+    assert not list(tmp_path.iterdir())
+
+
+NO_TARGETS = "", "/", ".", "folder", "no/p.onnx", "file/p.onnx", "p", "p.txt", "p" * 250 + ".onnx"
+
+
+@pytest.mark.parametrize("out", NO_TARGETS, ids=range(len(NO_TARGETS)))
+def test_a_target_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch, capsys, out):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(common.export.export, common.export.Args(run="absent", out=out)) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "run directory" not in said
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "file"}
+
+
+def test_random_observations_are_legal_and_typed():
+    space = {
+        "action_mask": box((9,), 0, 1),
+        "bytes": box((2, 2), 0, 5),
+        "inner": (Discrete(3), box((2,), -1, 1)),
+        "wide": box((2,), -1e30, np.inf),
+    }
+    dtypes = {
+        "action_mask": "int8",
+        "bytes": "uint8",
+        "inner": ("int32", "float32"),
+        "wide": "float32",
+    }
+    actions = {"box": box((2,), -1, 1), "one": Discrete(3), "two": MultiDiscrete((2, 4))}
+    stats = {"action_mask": None, "bytes": None, "inner": (None, None), "wide": running_stats((2,))}
+    stats["wide"] = stats["wide"].replace(mean=jnp.array([1e4, 0.0]))
+    env = EnvSpec("Parts-v0", space, jax.tree.map(np.dtype, dtypes), actions)
+    policy = SimpleNamespace(env=env, obs_stats=stats)
+    obs = random_observations(policy, np.random.default_rng(0), 200)
+    assert jax.tree.map(lambda x: str(x.dtype), obs) == dtypes
+    assert set(np.unique(obs["bytes"])) == set(range(6))
+    assert set(np.unique(obs["inner"][0])) == {0, 1, 2}
+    assert np.abs(obs["inner"][1]).max() <= 1 and abs(obs["wide"][:, 0].mean() - 1e4) < 1
+    for part in np.split(obs["action_mask"], [3, 5], axis=1):
+        assert part.any(axis=1).all() and not part.all()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["normalised", "hybrid"])
+@pytest.mark.parametrize("name", ["normalised", "hybrid", "dqn"])
 def test_onnx(trained, tmp_path, monkeypatch, name):
     pytest.importorskip("jax2onnx")
     import onnxruntime

@@ -197,6 +197,23 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_damaged(run_copy, 
     assert not [warning for warning in recwarn if issubclass(warning.category, UserWarning)]
 
 
+def test_a_policy_keeps_its_evaluation_where_its_checkpoint_is_deleted(run_copy, monkeypatch):
+    load, folder = orbax.load, run_copy / "checkpoints"
+
+    def deleting(path, *more):
+        loaded = load(path, *more)
+        shutil.rmtree(folder)
+        return loaded
+
+    Checkpoints(folder).add_evaluation(128, [9.0, 1.0])
+    Checkpoints(folder).add_evaluation(256, [5.0, 2.0])
+    monkeypatch.setattr(orbax, "load", deleting)
+    policy = load_policy(run_copy, step="best")
+    assert (policy.step, policy.evaluation) == (128, 9.0)
+    with pytest.raises(UsageError, match="no checkpoint"):
+        load_policy(run_copy, step="best")
+
+
 def with_config(run_dir: Path, copy: Path, **changes) -> Path:
     """A copy of a run whose `config.json` says something else."""
     shutil.copytree(run_dir, copy)

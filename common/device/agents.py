@@ -198,7 +198,7 @@ class Policy:
         return getattr(self._learner, "obs_stats", None)
 
     def with_noise(self, rng: np.random.Generator, size: float) -> "Policy":
-        """The same policy with other parameters: normal noise changes each number by about this share of itself."""
+        """The same policy, each of whose parameters changes by about this share of itself."""
 
         def changed(x):
             if not jnp.issubdtype(x.dtype, jnp.floating):

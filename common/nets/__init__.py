@@ -15,4 +15,4 @@ from common.nets.distributions import (
 from common.nets.normalizers import RunningStats, denormalize, normalize, obs_stats, popart, running_stats, update_stats
 from common.nets.recurrent import Inputs, Recurrent, RecurrentTorso, initial_memory
 from common.nets.returns import Returns, caution_of_support
-from common.nets.torso import MLP, Ensemble, Features, Torso, apply_to_both, as_matrix
+from common.nets.torso import MLP, Ensemble, Features, Torso, apply_to_both

@@ -120,15 +120,6 @@ def by_columns(x: jax.Array, kernel: jax.Array, *_, **__) -> jax.Array:
     return jax.lax.optimization_barrier(kernel.T @ rows.T).T.reshape(*x.shape[:-1], kernel.shape[1])
 
 
-def as_matrix(x: jax.Array, kernel: jax.Array, *_, **__) -> jax.Array:
-    """Multiply features [..., F] by the kernel [F, *shape] of a `nn.DenseGeneral` with one product of matrices.
-
-    ONNX has no other product of two arrays; XLA makes the same program of both.
-    """
-    outputs = x @ kernel.reshape(len(kernel), math.prod(kernel.shape[1:]))
-    return outputs.reshape(*x.shape[:-1], *kernel.shape[1:])
-
-
 Encoder = Literal["small", "nature", "impala", "flat"]  # of images; flat: no convolutions
 CONVOLUTIONS = {"small": Convolutions, "nature": NatureConvolutions, "impala": ImpalaConvolutions}
 

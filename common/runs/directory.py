@@ -164,7 +164,9 @@ def _check_unoccupied(path: Path, overwrite: bool) -> None:
     if not path.exists() or all(map(_is_left_over, entries_of_run(path))) or _is_untrained(path):
         return
     if not is_run(path):
-        raise UsageError(f"{path} exists already and is no run directory, for it has no config.json: name another one")
+        raise UsageError(
+            f"{path} exists already and is no run directory, for it has no config.json: name another one, or delete it"
+        )
     if not overwrite:
         raise UsageError(f"{path} exists already: continue it with --resume {path}, or replace it with --overwrite")
     if not is_of_kit(path):

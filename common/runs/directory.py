@@ -28,7 +28,7 @@ from common.cli.files import (
     write_json,
     writing,
 )
-from common.cli.run_flags import MEANING, ONE_TIME, differences
+from common.cli.run_flags import MEANING, ONE_TIME, brief_value, differences
 from common.cli.stored import LARGE, check_regular, entries_of
 from common.device import multihost
 from common.runs.checkpoints import FOLDER, Checkpoints, is_checkpoint, step_of
@@ -111,10 +111,10 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
     if "://" in args.run_dir:
         raise UsageError(f"--run-dir {args.run_dir} is no folder: mount that storage, and name a folder in it")
     with writing(f"run directory {path}"):
+        check_free(path)  # first: a run that goes on there deletes and makes files
         check_files(path)
         if args.wandb and any(inside.name == "settings" for inside in entries_of(path / "wandb")):
             raise UsageError(f"{path}/wandb/settings says where Weights & Biases sends data to: delete it")
-        check_free(path)
         if not args.resume:
             _check_unoccupied(path, args.overwrite)
     if args.resume:
@@ -192,7 +192,7 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
         raise UsageError(f"{path} cannot go on with these flags: {'; '.join(changed)}")
     changes = differences(made, config["args"], [name for name in config["args"] if name not in ONE_TIME])
     for name in sorted(stored["args"].keys() - config["args"].keys()):
-        changes.append(f"{flag_of(name)}: {stored['args'][name]} then, no flag of this file now")
+        changes.append(f"{flag_of(name)}: {brief_value(stored['args'][name])} then, no flag of this file now")
     for suite, now in suite_version(split_name(args.env)[0]).items():
         if (then := stored.get("versions", {}).get(suite)) not in (None, now):
             changes.append(f"{suite} is {now}, it was {then}: the same name may be another task")

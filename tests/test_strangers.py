@@ -177,6 +177,8 @@ PARTIAL = "gymnasium:pmaprl/PartialCartPole-v1"
         ("gymnasium:ALE/Pong-v5", '{"a": {"https://b": 1}}', "a"),
         ("gymnasium:CartPole-v1", '{"a": "choice:A"}', "a"),
         ("envpool:Pong-v5", '{"base_path": "mine"}', "base_path"),
+        ("gymnasium:CartPole-v1", '{"reward": "mine.reward"}', "reward"),
+        ("gymnasium:CartPole-v1", '{"reward": "v0.5"}', ""),
         ("mine:make", '{"level": "hard"}', "level"),
         ("mine:make", '{"gravity": "uniform:8:12"}', ""),
         ("CartPole-v1", '{"gravity": "choice:8,1e1"}', ""),

@@ -312,6 +312,7 @@ class RunArgs(ArgsFactory):
             raise UsageError(f"{given[0]} needs {flag_of(of)}{what}")
 
 
+LONGEST_VALUE = 300  # characters
 PARAMS = "env_params", "eval_env_params"
 
 
@@ -338,7 +339,14 @@ def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str])
     """Which of the flags `names` differ between two runs, in words."""
     then, now = (json.loads(json.dumps(x)) for x in (then, now))  # tuples are lists there
     changed = [name for name in names if name in then and name in now and now[name] != then[name]]
-    return [f"{flag_of(name)}: {then[name]} then, {now[name]} now" for name in changed]
+    both = {name: (brief_value(then[name]), brief_value(now[name])) for name in changed}
+    return [f"{flag_of(name)}: {old} then, {new} now" for name, (old, new) in both.items()]
+
+
+def brief_value(value: Any) -> str:
+    """A flag's value in a sentence, or the beginning of a long one."""
+    text = str(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
 def flag_words(flags: dict[str, Any]) -> list[str]:

@@ -28,7 +28,7 @@ from common.cli.files import (
     write_json,
     writing,
 )
-from common.cli.run_flags import MEANING, ONE_TIME, differences
+from common.cli.run_flags import MEANING, ONE_TIME, brief_value, differences
 from common.cli.stored import LARGE, check_regular, entries_of
 from common.device import multihost
 from common.runs.checkpoints import FOLDER, Checkpoints, is_checkpoint, step_of
@@ -129,10 +129,10 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
     if "://" in args.run_dir:
         raise UsageError(f"--run-dir {args.run_dir} is no folder: mount that storage, and name a folder in it")
     with writing(f"run directory {path}"):
+        check_free(path)  # first: a run that goes on there deletes and makes files
         check_files(path)
         if args.wandb and any(inside.name == "settings" for inside in entries_of(path / "wandb")):
             raise UsageError(f"{path}/wandb/settings says where Weights & Biases sends data to: delete it")
-        check_free(path)
         if not args.resume:
             _check_unoccupied(path, args.overwrite)
     if args.resume:
@@ -182,7 +182,9 @@ def _check_unoccupied(path: Path, overwrite: bool) -> None:
     if not path.exists() or all(map(_is_left_over, entries_of_run(path))) or _is_untrained(path):
         return
     if not is_run(path):
-        raise UsageError(f"{path} exists already and is no run directory, for it has no config.json: name another one")
+        raise UsageError(
+            f"{path} exists already and is no run directory, for it has no config.json: name another one, or delete it"
+        )
     if not overwrite:
         raise UsageError(f"{path} exists already: continue it with --resume {path}, or replace it with --overwrite")
     if not is_of_kit(path):
@@ -208,7 +210,7 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
         raise UsageError(f"{path} cannot go on with these flags: {'; '.join(changed)}")
     changes = differences(made, config["args"], [name for name in config["args"] if name not in ONE_TIME])
     for name in sorted(stored["args"].keys() - config["args"].keys()):
-        changes.append(f"{flag_of(name)}: {stored['args'][name]} then, no flag of this file now")
+        changes.append(f"{flag_of(name)}: {brief_value(stored['args'][name])} then, no flag of this file now")
     for suite, now in suite_version(split_name(args.env)[0]).items():
         if (then := stored.get("versions", {}).get(suite)) not in (None, now):
             changes.append(f"{suite} is {now}, it was {then}: the same name may be another task")

@@ -141,7 +141,7 @@ def test_a_signal_or_a_kill_at_one_process_ends_both(tmp_path):
 
 def wait_for_checkpoint(run_dir: Path, after: int, unfinished: bool = False) -> None:
     """Until there is a newer one, and where `unfinished` another one is being saved."""
-    until = time.monotonic() + 120
+    until = time.monotonic() + 240
     while max(checkpoint_steps(run_dir), default=0) <= after:
         assert time.monotonic() < until
         time.sleep(0.01)

@@ -149,6 +149,19 @@ def test_a_process_0_on_another_machine_is_refused(opened, monkeypatch):
     check_words(Newcomer(opened, address, 0, run=ANOTHER).refusal(), "--seed is 0 there")
 
 
+def test_a_process_0_on_another_machine_does_not_take_the_place_of_the_right_one(opened):
+    address = free_address()
+    own = meeting.Member(process=0, run={}, key="a")
+    other = meeting.Member(process=0, run={}, key="b")
+    server = meeting.listen(meeting.split_address(address)[1])
+    opened.append(meeting.Guard(server, own, 1, 1234, SOON, warn=print))
+    with pytest.raises(UsageError, match="process 0 .* there already"):
+        meeting.join(address, other, SOON)
+    link, port = meeting.join(address, own, SOON)
+    opened.append(link)
+    assert port == 1234
+
+
 def test_a_stranger_does_not_end_a_run_that_is_still_meeting(opened):
     address = free_address()
     first = Newcomer(opened, address, 0)

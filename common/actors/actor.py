@@ -2,10 +2,8 @@
 
 import math
 import operator
-import traceback
 from collections.abc import Callable
 from concurrent.futures import wait
-from contextlib import contextmanager
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -24,7 +22,7 @@ from common.envs.masks import check_legal, legal_actions
 from common.envs.numbers import cast
 from common.envs.registry import make_host
 from common.envs.spaces import Box, Discrete, EnvSpec
-from common.envs.suite_tools import readable_errors, reason
+from common.envs.suite_tools import readable_errors
 from common.envs.variation import REDUCTIONS
 
 
@@ -196,23 +194,10 @@ def _step_once(worker: Worker) -> None:
     Actors would make it anew, in vain, again and again.
     """
     name = worker.envs.spec.name
-    with _errors_with_place(f"environment {name} cannot be reset"):
+    with readable_errors(f"environment {name} cannot be reset"):
         stepper = Stepper(worker)
-    with _errors_with_place(f"environment {name} cannot be stepped"):
+    with readable_errors(f"environment {name} cannot be stepped"):
         stepper.step(_first_action(worker.envs.spec, stepper.seen.obs))
-
-
-@contextmanager
-def _errors_with_place(what: str):
-    """Turn exceptions into UsageErrors, as `readable_errors` does, that also say where in the code they arose."""
-    with readable_errors(what):
-        try:
-            yield
-        except (UsageError, FailedEnvError):
-            raise
-        except (Exception, SystemExit) as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            raise UsageError(f"{what}: {reason(error)} ({last.filename}, line {last.lineno})") from error
 
 
 def _first_action(spec: EnvSpec, obs: Any) -> Any:

@@ -7,10 +7,14 @@ import importlib
 import inspect
 import io
 import math
+import re
 import sys
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -111,13 +115,33 @@ def import_package(package: str, use: str = "") -> ModuleType:
 
 @contextmanager
 def readable_errors(what: str):
-    """Turn every other exception into a UsageError that says `what` went wrong, and why in one line."""
+    """Turn every other exception into a UsageError that says `what` went wrong, why, and where in the user's code."""
     try:
         yield
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{what}: {reason(error)}") from error
+        raise UsageError(f"{what}: {reason(error)}{place_in_code(error)}") from error
+
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_THE_USERS = str(ROOT / "common"), str(ROOT / "suites"), sysconfig.get_path("stdlib"), "<"
+
+
+def place_in_code(error: BaseException) -> str:
+    """Where in code that is neither the kit's nor a library's an exception arose, to follow its text; else empty.
+
+    JAX traces environments, so the innermost line of a traceback is hardly ever the one to mend. The cause of an error
+    may be the text of a traceback, of another process.
+    """
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    places += re.findall(r'File "(.+)", line (\d+)', str(error.__cause__ or ""))
+    for file, line in reversed(places):
+        if not file.startswith(NOT_THE_USERS) and "site-packages" not in file:
+            path = Path(file)
+            near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            return f" ({near}, line {line})"
+    return ""
 
 
 def reason(error: BaseException) -> str:

@@ -1,0 +1,277 @@
+"""Check an environment before training on it: spaces, numbers, ends, resets, repeatability and speed.
+
+python -m common.check_env my_envs:Walk
+python -m common.check_env gymnasium:my_gym_envs:Walk-v0
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import tyro
+
+from common.cli.checks import Bounds, CountOrZero, Timeout, check_flags
+from common.cli.command import main, parse
+from common.cli.errors import TrainingError, UsageError, printable
+
+
+@dataclass
+class Args:
+    """Check an environment by random actions before training on it. The exit code is 1 where something is wrong."""
+
+    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV", help_behavior_hint="(required)")] = ""
+    """Environment, as behind --env of an algorithm."""
+    env_params: str = ""
+    """Change parameters of the environment, or of its make: a JSON object."""
+    steps: Annotated[int, Bounds(at_least=10, at_most=10_000_000)] = 1_000
+    """Steps of each of four environments."""
+    seed: CountOrZero = 0
+    """Seed of initial states, of chance in the environment and of actions."""
+    reset_timeout: Timeout = 120.0
+    """Seconds that making or resetting an environment on the host may take."""
+    step_timeout: Timeout = 60.0
+    """Seconds that a step of an environment on the host may take."""
+
+    def __post_init__(self):
+        check_flags(self)
+        if not self.env:
+            raise UsageError("name an environment, such as CartPole-v1, my_envs:Walk or gymnasium:CartPole-v1")
+
+
+if __name__ == "__main__":
+    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+
+import jax
+import numpy as np
+
+from common.cli.env_flags import steps_on_host
+from common.device.programs import set_up_cache
+from common.device.rollout import split_keys
+from common.envs import spaces
+from common.envs.environment import Env
+from common.envs.masks import is_mask, legal_actions, nothing_legal
+from common.envs.registry import make, make_host
+from common.envs.spaces import Box, EnvSpec
+from common.envs.suite_tools import readable_errors
+
+NUM_ENVS = 4
+SLOW_RESET = 10  # times as long as a step
+
+
+class Played(NamedTuple):
+    """What random actions have met: T steps of N environments."""
+
+    first_obs: Any  # [N, ...] at the first reset
+    obs: Any  # [T, N, ...] after each step, the last ones of episodes among them
+    reward: np.ndarray  # [T, N]
+    terminated: np.ndarray  # [T, N]
+    truncated: np.ndarray  # [T, N]
+    acting: np.ndarray  # [T, N]: whether somebody acts on the observation
+    step_seconds: float  # of a step of all environments
+    reset_seconds: float  # of a reset of all environments
+
+
+class Finding(NamedTuple):
+    """A line of the report."""
+
+    kind: str  # "ok", "note" or "wrong"
+    text: str
+
+
+def check_env(args: Args) -> list[Finding]:
+    """What the command does; returns what it has found. Raises TrainingError where something is wrong."""
+    set_up_cache()
+    where = "host" if steps_on_host(args.env) else "device"
+    print(f"env      {printable(args.env)}, steps on the {where}")
+    spec, played, again = (_play_on_host if where == "host" else _play_on_device)(args)
+    print(f"actions  {spec.action_space}")
+    for line in _describe_obs(spec, played):
+        print(f"obs      {line}")
+    findings = list(_findings(spec, played, again))
+    for kind, text in findings:
+        print(f"{kind:<8} {printable(text)}")
+    if wrong := sum(kind == "wrong" for kind, _ in findings):
+        raise TrainingError(f"{wrong} of {len(findings)} checks of {args.env} failed")
+    return findings
+
+
+# ---------------------------------------------------------------------------------------------------------------- play
+
+
+def _play_on_device(args: Args) -> tuple[EnvSpec, Played, Played]:
+    env = make(args.env, args.env_params)
+    reset = jax.jit(jax.vmap(env.reset))
+    step = jax.jit(jax.vmap(env.step))
+    act = jax.jit(jax.vmap(lambda key, obs: spaces.sample(key, env.action_space, legal_actions(obs))))
+    return env.spec, *(_device_steps(args, env, reset, step, act) for _ in range(2))
+
+
+def _device_steps(args: Args, env: Env, reset: Any, step: Any, act: Any) -> Played:
+    """Steps by random actions, one call each."""
+    key = jax.random.key(args.seed)
+    reset_keys = jax.random.split(jax.random.fold_in(key, 0), NUM_ENVS)
+    first, state = jax.block_until_ready(reset(reset_keys))
+    reset_seconds = _seconds(lambda: reset(reset_keys))
+    obs, steps = first, []
+    began = time.monotonic()
+    for index in range(args.steps):
+        action_keys, step_keys = split_keys(jax.random.split(jax.random.fold_in(key, 1 + index), NUM_ENVS), 2)
+        out = step(step_keys, state, act(action_keys, obs))
+        steps.append(jax.device_get((out.final_obs, out.reward, out.terminated, out.truncated)))
+        obs, state = out.obs, out.state
+        if index == 0:
+            began = time.monotonic()  # the rest is compiled
+    seconds = (time.monotonic() - began) / max(args.steps - 1, 1)
+    after, reward, terminated, truncated = jax.tree.map(lambda *x: np.stack(x), *steps)
+    return Played(
+        first_obs=jax.device_get(first),
+        obs=after,
+        reward=reward,
+        terminated=terminated,
+        truncated=truncated,
+        acting=~(terminated | truncated),
+        step_seconds=seconds,
+        reset_seconds=reset_seconds,
+    )
+
+
+def _play_on_host(args: Args) -> tuple[EnvSpec, Played, Played]:
+    played = []
+    for _ in range(2):
+        timeouts = {"reset_timeout": args.reset_timeout, "step_timeout": args.step_timeout}
+        envs = make_host(args.env, NUM_ENVS, args.seed, args.env_params, vectorization="async", **timeouts)
+        try:
+            with readable_errors(f"environment {args.env} cannot be stepped"):
+                played.append(_host_steps(args, envs))
+        finally:
+            envs.close()
+    return envs.spec, *played
+
+
+def _host_steps(args: Args, envs: Any) -> Played:
+    act = jax.jit(jax.vmap(lambda key, obs: spaces.sample(key, envs.spec.action_space, legal_actions(obs))))
+    key = jax.random.key(args.seed)
+    began = time.monotonic()
+    first = obs = envs.reset()
+    reset_seconds = time.monotonic() - began
+    steps, stepping = [], 0.0
+    for index in range(args.steps):
+        keys = jax.random.split(jax.random.fold_in(key, 1 + index), NUM_ENVS)
+        action = jax.device_get(act(keys, obs))
+        began = time.monotonic()
+        out = envs.step(action)
+        stepping += time.monotonic() - began
+        after = out.obs if out.final_obs is None else out.final_obs
+        ended = out.terminated | out.truncated
+        steps.append((after, out.reward, out.terminated & out.valid, out.truncated & out.valid, ~ended))
+        obs = out.obs
+    after, reward, terminated, truncated, acting = jax.tree.map(lambda *x: np.stack(x), *steps)
+    return Played(first, after, reward, terminated, truncated, acting, stepping / args.steps, reset_seconds)
+
+
+def _seconds(function: Any) -> float:
+    began = time.monotonic()
+    jax.block_until_ready(function())
+    return time.monotonic() - began
+
+
+# -------------------------------------------------------------------------------------------------------------- report
+
+
+def _describe_obs(spec: EnvSpec, played: Played) -> Iterator[str]:
+    """A line for each part of observations: its space, and the numbers that were there."""
+    for name, leaf, dtype, x in spaces.leaves(spec.observation_space, spec.obs_dtype, played.obs):
+        space = f"{leaf}" if not isinstance(leaf, Box) else f"{leaf} {leaf.low.min():g} to {leaf.high.max():g}"
+        seen = f"{np.min(x):g} to {np.max(x):g}" if np.size(x) else "nothing"
+        yield f"{name + ': ' if name else ''}{space}, {dtype}, seen {seen}"
+
+
+def _findings(spec: EnvSpec, played: Played, again: Played) -> Iterator[Finding]:
+    yield from _numbers(spec, played)
+    yield from _ends(played)
+    yield from _repeats(played, again)
+    yield from _masks(spec, played)
+    yield from _speed(played)
+
+
+def _numbers(spec: EnvSpec, played: Played) -> Iterator[Finding]:
+    """Checks that numbers are finite, and within their bounds."""
+    bad = False
+    for name, leaf, x, first in spaces.leaves(spec.observation_space, played.obs, played.first_obs):
+        what = f"observations{f' {name}' if name else ''}"
+        for values, when in ((first, "at a reset"), (x, "after a step")):
+            if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
+                bad = True
+                yield Finding("wrong", f"{what} are not finite {when}")
+        if not isinstance(leaf, Box) or is_mask(name):
+            continue
+        low, high = np.min(x, axis=(0, 1), initial=np.inf), np.max(x, axis=(0, 1), initial=-np.inf)
+        if np.any(low < leaf.low) or np.any(high > leaf.high):
+            yield Finding("note", f"{what} leave their bounds: {np.min(low):g} to {np.max(high):g} were seen")
+        if x.size and np.all(low == high):
+            yield Finding("note", f"{what} are always the same, whatever the actions")
+        elif np.any(np.maximum(np.abs(low), np.abs(high)) > 100):
+            yield Finding("note", f"{what} are large: train with --normalize-obs")
+    if not np.isfinite(played.reward).all():
+        bad = True
+        yield Finding("wrong", "rewards are not finite")
+    if not bad:
+        yield Finding("ok", "all numbers are finite")
+    low, high = played.reward.min(), played.reward.max()
+    if low == high:
+        yield Finding("note", f"every reward is {low:g}")
+    else:
+        yield Finding("ok", f"rewards are {low:g} to {high:g}, {played.reward.mean():.3g} on average")
+
+
+def _ends(played: Played) -> Iterator[Finding]:
+    """Checks that episodes end."""
+    over = played.terminated | played.truncated
+    episodes, steps = int(over.sum()), over.shape[0]
+    if not episodes:
+        yield Finding("note", f"no episode ended within {steps:,} steps: --steps plays longer ones")
+        return
+    terminated = int(played.terminated.sum())
+    kinds = f"{terminated:,} terminated, {episodes - terminated:,} cut by a time limit"
+    yield Finding("ok", f"{episodes:,} episodes of {over.size / episodes:,.0f} steps on average: {kinds}")
+
+
+def _repeats(played: Played, again: Played) -> Iterator[Finding]:
+    """Checks that the seed decides everything, and that it decides something."""
+    same = jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y, equal_nan=True), played[:5], again[:5]))
+    if same:
+        yield Finding("ok", "the same seed and actions give the same episodes")
+    else:
+        yield Finding("note", "the same seed and actions give other episodes: runs on it do not repeat")
+    first = jax.tree.leaves(played.first_obs)
+    if all(np.all(x == x[:1]) for x in first):
+        yield Finding("note", "all environments begin alike, whatever their seed")
+
+
+def _masks(spec: EnvSpec, played: Played) -> Iterator[Finding]:
+    """Checks that there is a legal action wherever somebody acts."""
+    if legal_actions(played.obs, np) is None:
+        return
+    stuck = nothing_legal(played.obs, spec.action_space, np) & played.acting
+    if count := int(np.sum(stuck)):
+        yield Finding("wrong", f"the action_mask leaves no legal action where one has to act: {count:,} times")
+    else:
+        yield Finding("ok", "the action_mask leaves a legal action wherever one has to act")
+
+
+def _speed(played: Played) -> Iterator[Finding]:
+    step = 1e3 * played.step_seconds
+    reset = 1e3 * played.reset_seconds
+    yield Finding("ok", f"a call steps {NUM_ENVS} environments in {step:.3g} ms, and resets them in {reset:.3g} ms")
+    if reset > SLOW_RESET * step and reset > 1:
+        yield Finding("note", "resets are slow: on the device --reset-pool lets many episodes share them")
+
+
+def run_command(args: Args) -> None:
+    """What the command does."""
+    check_env(args)
+
+
+if __name__ == "__main__":
+    main(run_command, ARGS)

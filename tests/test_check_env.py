@@ -1,0 +1,96 @@
+"""`common/check_env.py`: what it says of environments that are right, and of some that are not."""
+
+import sysconfig
+
+import jax.numpy as jnp
+import pytest
+from helpers import make_env
+
+from common import check_env
+from common.cli.errors import TrainingError, UsageError
+from common.envs.suite_tools import place_in_code
+from suites.tools.processes import InItsProcess
+
+BROKEN = """
+import jax
+import jax.numpy as jnp
+from flax import struct
+from gymnax.environments import environment, spaces
+
+@struct.dataclass
+class State(environment.EnvState):
+    x: jax.Array
+
+class Walk(environment.Environment):
+    default_params = environment.EnvParams(max_steps_in_episode=4)
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), State(time=0, x=jnp.zeros(1))
+
+    def step_env(self, key, state, action, params):
+        x = self.next_x(state, action)
+        return x, State(time=state.time + 1, x=x), x[0], False, {}
+
+    def next_x(self, state, action):
+        return state.x / 0.0
+
+    def observation_space(self, params):
+        return spaces.Box(-1, 1, (1,))
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+class Branching(Walk):
+    def next_x(self, state, action):
+        return state.x + 1 if action > 0 else state.x
+"""
+
+
+@pytest.fixture
+def broken_envs(tmp_path, monkeypatch):
+    (tmp_path / "broken_envs.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def kinds(env, **flags):
+    """The texts of findings by their kind."""
+    found = check_env.check_env(check_env.Args(env=env, **{"steps": 30} | flags))
+    return {kind: " ".join(x.text for x in found if x.kind == kind) for kind in ("ok", "note", "wrong")}
+
+
+def test_nothing_is_wrong_with_an_environment_of_a_suite(capsys):
+    found = kinds("CartPole-v1")
+    assert not found["wrong"] and "finite" in found["ok"] and "same episodes" in found["ok"]
+    assert "every reward is 1" in found["note"]
+    assert "Box[4]" in capsys.readouterr().out
+
+
+def test_numbers_that_are_not_finite_fail_the_check(broken_envs, capsys):
+    with pytest.raises(TrainingError, match="2 of"):
+        kinds("broken_envs:Walk")
+    assert capsys.readouterr().out.count("wrong ") == 2
+
+
+def test_an_error_while_jax_traces_says_where_in_the_user_s_code(broken_envs):
+    line = 1 + BROKEN.splitlines().index("        return state.x + 1 if action > 0 else state.x")
+    with pytest.raises(UsageError, match=rf"broken_envs.py, line {line}"):
+        kinds("broken_envs:Branching")
+
+
+def test_an_error_in_another_process_says_where_in_the_user_s_code():
+    library = sysconfig.get_path("stdlib")
+    trace = f'  File "/home/me/envs.py", line 12, in step\n  File "{library}/json/x.py", line 3, in y\nKeyError'
+    error = KeyError("x")
+    error.__cause__ = InItsProcess(trace)
+    assert place_in_code(error) == " (/home/me/envs.py, line 12)"
+    assert place_in_code(KeyError("x")) == ""
+
+
+def test_states_without_a_legal_action_count_where_somebody_acts():
+    obs = {"action_mask": jnp.array([[[0, 0]], [[1, 0]]])}
+    spec = make_env("Catch-bsuite").spec._replace(action_space=check_env.spaces.Discrete(2))
+    played = check_env.Played(obs, obs, None, None, None, jnp.array([[True], [True]]), 0.0, 0.0)
+    (found,) = check_env._masks(spec, played)
+    assert found.kind == "wrong" and "1 times" in found.text
+    (found,) = check_env._masks(spec, played._replace(acting=jnp.array([[False], [True]])))
+    assert found.kind == "ok"

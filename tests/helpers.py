@@ -154,13 +154,18 @@ def collectives_beside_each_other(compiled: Any) -> list[str]:
 
 
 def relative_difference(a: Any, b: Any) -> float:
-    """Largest difference between two trees, each array measured by its own largest magnitude."""
+    """Largest difference between two trees, each array measured by its own largest magnitude.
 
-    def difference(x, y):
+    What float32 does not hold of running statistics, arrays called `..._rest`, is below any tolerance and left out.
+    """
+
+    def difference(path, x, y):
+        if jax.tree_util.keystr(path, simple=True).endswith("_rest"):
+            return 0.0
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
         return np.max(np.abs(x - y), initial=0.0) / max(np.max(np.abs(x), initial=0.0), 1e-30)
 
-    return max(jax.tree.leaves(jax.tree.map(difference, a, b)))
+    return max(jax.tree.leaves(jax.tree.map_with_path(difference, a, b)))
 
 
 def same_bits(a: Any, b: Any) -> bool:

@@ -16,13 +16,16 @@ from orbax.checkpoint import v1 as orbax
 
 from common.actors.host_evaluation import run_host_episodes
 from common.actors.threads import Worker
+from common.cli.command import PolicyArgs
 from common.cli.errors import UsageError
 from common.device.agents import Player
+from common.device.devices import choose_devices
 from common.device.evaluation import SEED, run_episodes
 from common.envs.registry import make_host
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, map_leaves
-from common.policy import load_policy
+from common.policy import load_named, load_policy
 from common.runs.checkpoints import Checkpoints
+from common.runs.console import Console
 
 
 @pytest.fixture
@@ -260,3 +263,21 @@ def test_spaces_survive_a_config_file():
         assert (back.name, back.obs_dtype, back.action_space) == ("E", np.uint8, Discrete(2))
         assert type(back.observation_space) is type(space)
         assert all(np.array_equal(a, b) for a, b in zip(back.observation_space, space, strict=True))
+
+
+def test_jax_that_cannot_start_is_said_with_the_reason(trained, monkeypatch):
+    """JAX itself gives none where a platform is known and has no device."""
+
+    def fails(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(jax, "local_devices", fails)
+    with pytest.raises(UsageError, match="no such device"):
+        load_policy(trained("normalised")[0])
+    with pytest.raises(UsageError, match="no such device"):
+        choose_devices(1, 4)
+
+
+def test_commands_for_policies_name_a_setting_of_jax_that_they_do_not_work_with(trained):
+    with jax.numpy_rank_promotion("raise"), pytest.raises(UsageError, match="RANK_PROMOTION=raise"):
+        load_named(PolicyArgs(str(trained("normalised")[0])), Console(quiet=True, total_steps=0))

@@ -25,6 +25,7 @@ from common.cli.errors import UsageError, printable
 from common.cli.files import is_run, read_config
 from common.cli.run_flags import ONE_TIME
 from common.device.agents import Policy
+from common.device.devices import check_settings, start_jax
 from common.device.optim import hp_of
 from common.device.sharding import flatten, unflatten
 from common.envs.bytes import spec_with_byte_max
@@ -77,6 +78,7 @@ def load_policy(
     """
     run_dir, step = _split_checkpoint(Path(run), step)
     config = read_config(run_dir)
+    start_jax()
     try:
         env = spec_with_byte_max(EnvSpec.from_json(config["env_spec"]), config["args"].get("byte_max", 0))
     except Exception as error:
@@ -112,6 +114,7 @@ def load_policy(
 
 def load_named(args: PolicyArgs, console: Console) -> Policy:
     """The policy that a command's flags name; warnings go to `console`. Raises UsageError as `load_policy` does."""
+    check_settings()
     with warnings.catch_warnings(action="always", category=UserWarning):
         warnings.showwarning = lambda message, *_: console.warn(str(message))
         return load_policy(args.run, args.step, args.agent, args.algorithm or None, args.member)

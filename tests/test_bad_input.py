@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal, get_origin, get_type_hints
 
+import jax
 import pytest
 from cli_helpers import check_words, fingerprint, refusal
 
@@ -288,3 +289,12 @@ def test_a_run_may_be_of_a_file_that_takes_its_flags_from_another(places, monkey
         ppo.train(ppo.Args.from_run(places / "run"))
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "mine.py", raising=False)
     assert parse(ppo.Args, words).hidden_sizes == (4,)
+
+
+SETTINGS = {"numpy_rank_promotion": "raise", "numpy_dtype_promotion": "strict", "enable_x64": True, "disable_jit": True}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_jax_that_training_does_not_work_with_is_named(name, places, monkeypatch):
+    with getattr(jax, name)(SETTINGS[name]):
+        assert f"JAX_{name.upper()}" in refusal(ppo.train, ppo.Args, NEW)

@@ -17,17 +17,20 @@ from orbax.checkpoint import v1 as orbax
 
 from common.actors.host_evaluation import run_host_episodes
 from common.actors.threads import Worker
+from common.cli.command import PolicyArgs
 from common.cli.errors import UsageError
 from common.cli.files import read_config
 from common.device.agents import Player, Policy
+from common.device.devices import choose_devices
 from common.device.evaluation import SEED, run_episodes
 from common.device.interface import OnPolicy
 from common.device.optim import hp_of
 from common.envs.registry import make_host
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box, map_leaves
 from common.export import export_policy
-from common.policy import load_policy
+from common.policy import load_named, load_policy
 from common.runs.checkpoints import Checkpoints
+from common.runs.console import Console
 from suites.tools.conversion import Conversion
 
 
@@ -344,3 +347,21 @@ def test_bytes_of_a_run_before_their_bounds_counted_are_divided_by_255_still(tmp
     config["env_spec"] = {"observation_space": [3], "obs_dtype": {"codes": []}}  # of a stranger
     (tmp_path / "config.json").write_text(json.dumps({**config, "args": {"env": "E"}}))
     assert "byte_max" not in read_config(tmp_path)["args"]
+
+
+def test_jax_that_cannot_start_is_said_with_the_reason(trained, monkeypatch):
+    """JAX itself gives none where a platform is known and has no device."""
+
+    def fails(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(jax, "local_devices", fails)
+    with pytest.raises(UsageError, match="no such device"):
+        load_policy(trained("normalised")[0])
+    with pytest.raises(UsageError, match="no such device"):
+        choose_devices(1, 4)
+
+
+def test_commands_for_policies_name_a_setting_of_jax_that_they_do_not_work_with(trained):
+    with jax.numpy_rank_promotion("raise"), pytest.raises(UsageError, match="RANK_PROMOTION=raise"):
+        load_named(PolicyArgs(str(trained("normalised")[0])), Console(quiet=True, total_steps=0))

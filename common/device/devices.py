@@ -77,15 +77,41 @@ def _make_cpu_devices(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
 
 
+# JAX's settings that programs of networks and environments do not work with, by the values that they may not have
+UNUSABLE = {
+    "jax_numpy_rank_promotion": ("raise", "they add numbers to arrays"),
+    "jax_numpy_dtype_promotion": ("strict", "they mix whole numbers with others"),
+    "jax_enable_x64": (True, "they compute in 32 bits"),
+    "jax_no_tracing": (True, "they are traced"),
+    "jax_no_execution": (True, "they are executed"),
+}
+UNUSABLE_FOR_TRAINING = {"jax_disable_jit": (True, "training is compiled")}
+
+
+def check_settings(unusable: dict[str, tuple[Any, str]] = UNUSABLE) -> None:
+    """Raise UsageError where JAX is set to what programs do not work with."""
+    for name, (wrong, why) in unusable.items():
+        if getattr(jax.config, name, None) == wrong:
+            setting = name.upper() if wrong is True else f"{name.upper()}={wrong}"
+            raise UsageError(f"{setting} is on, which networks and environments do not work with, as {why}: unset it")
+
+
+def start_jax() -> None:
+    """Start JAX with its devices, if it has not started. Raises UsageError with the reason where it cannot."""
+    try:
+        jax.local_devices()
+    except (RuntimeError, AssertionError) as error:
+        platforms = jax.config.jax_platforms
+        what = f"JAX cannot use JAX_PLATFORMS={platforms}" if platforms else "JAX cannot start"
+        missing = "there is no such device here, or JAX was installed without it; JAX_PLATFORMS=cpu works anywhere"
+        raise UsageError(f"{what}: {str(error) or missing}") from error
+
+
 def _devices_of_processes() -> list[list[jax.Device]]:
     """The devices of each process. Raises UsageError where JAX cannot start, or is set to what no run works with."""
-    for switch, why in {"jax_enable_x64": "computes in 32 bits", "jax_disable_jit": "is compiled"}.items():
-        if getattr(jax.config, switch):
-            raise UsageError(f"{switch.upper()} is on, and training {why}: unset it")
-    try:
-        return [jax.local_devices(process) for process in range(jax.process_count())]
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"JAX cannot use JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: {error}") from error
+    check_settings(UNUSABLE | UNUSABLE_FOR_TRAINING)
+    start_jax()
+    return [jax.local_devices(process) for process in range(jax.process_count())]
 
 
 def _what_there_is(groups: list[list[jax.Device]]) -> str:

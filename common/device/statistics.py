@@ -209,7 +209,7 @@ def _newest(done: jax.Array, finished: Episodes) -> tuple[jax.Array, Episodes]:
 
 def _push(recent: RecentEpisodes, place: jax.Array, finished: Episodes) -> RecentEpisodes:
     """The window with those of the `finished` episodes, [D * K] each, that have the largest places."""
-    # Counted, not sorted: beside a sort, XLA's runtime for CPUs mixes up who takes part in collectives (jaxlib 0.10.2)
+    # Counted, not sorted: the rank of an episode is how many are newer
     rank = jnp.sum(place[None, :] > place[:, None], axis=1)
     slot = jnp.where(place >= 0, rank, WINDOW)
     count = jnp.minimum(jnp.sum(place >= 0), WINDOW)

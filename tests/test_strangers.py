@@ -205,7 +205,11 @@ def test_parameters_that_may_name_code_have_to_be_named_again(run_dir, flag, tmp
     assert f"--{named}" in message and "trust" in message
     with pytest.raises(UsageError, match="trust"):
         ppo.Args.from_run(run_dir)
-    assert ppo.Args.stored_flags(run_dir, **{flag: EVIL})[flag] == EVIL
+    config["args"] |= {"num_seeds": 1, flag: EVIL}
+    path.write_text(json.dumps(config))
+    for words in (["--resume", str(run_dir)], ["--run-dir", str(run_dir), "--resume-or-start", "--env", PARTIAL]):
+        args = parse(ppo.Args, [*words, f"--{named}", EVIL])
+        assert (getattr(args, flag), args.resume) == (EVIL, str(run_dir))
     policy = SimpleNamespace(run_dir=run_dir, config=config)
     with pytest.raises(UsageError, match="trust.*--env-params"):
         common.play.environment_of(common.play.Args(run=str(run_dir)), policy)

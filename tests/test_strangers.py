@@ -496,6 +496,24 @@ def test_tensorboard_hides_steps_that_a_resumed_run_makes_again(tmp_path, monkey
     assert made == [None, 129]
 
 
+def test_the_name_of_a_run_in_weights_and_biases_is_one(tmp_path, monkeypatch):
+    """It is sent there: another's would write into a run that the user has already."""
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: pytest.fail("it was used")))
+    (tmp_path / "wandb_id").write_text("../\x1b[31m")
+    with pytest.raises(UsageError, match="wandb_id"):
+        LogWriter(tmp_path, small_args(wandb=True, **TINY), {})
+
+
+def test_settings_of_weights_and_biases_in_a_run_are_refused(run_dir, monkeypatch, stopping):
+    """They say where data, and with it the user's key, is sent to."""
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace())
+    (run_dir / "wandb").mkdir()
+    (run_dir / "wandb" / "settings").write_text("[default]\nbase_url = https://elsewhere\n")
+    words = ["--resume", str(run_dir), "--total-timesteps", "512"]
+    assert STOPPED in refusal(ppo.train, ppo.Args, words)
+    assert "wandb/settings" in refusal(ppo.train, ppo.Args, [*words, "--wandb"])
+
+
 def test_the_reader_of_lines_gives_text(tmp_path):
     (tmp_path / "file").write_bytes(b"a\xff\n")
     with opened(tmp_path / "file") as file:

@@ -205,7 +205,11 @@ def test_parameters_that_may_name_code_have_to_be_named_again(run_dir, flag, tmp
     assert f"--{named}" in message and "trust" in message
     with pytest.raises(UsageError, match="trust"):
         ppo.Args.from_run(run_dir)
-    assert ppo.Args.stored_flags(run_dir, **{flag: EVIL})[flag] == EVIL
+    config["args"] |= {"num_seeds": 1, flag: EVIL}
+    path.write_text(json.dumps(config))
+    for words in (["--resume", str(run_dir)], ["--run-dir", str(run_dir), "--resume-or-start", "--env", PARTIAL]):
+        args = parse(ppo.Args, [*words, f"--{named}", EVIL])
+        assert (getattr(args, flag), args.resume) == (EVIL, str(run_dir))
     policy = SimpleNamespace(run_dir=run_dir, config=config)
     with pytest.raises(UsageError, match="trust.*--env-params"):
         common.play.environment_of(common.play.Args(run=str(run_dir)), policy)
@@ -490,6 +494,24 @@ def test_tensorboard_hides_steps_that_a_resumed_run_makes_again(tmp_path, monkey
     for changes, step in (({}, 0), ({"resume": "a", "run_dir": "a"}, 128)):
         LogWriter(tmp_path, small_args(tensorboard=True, **TINY | changes), {}, resume_at=step)._file.close()
     assert made == [None, 129]
+
+
+def test_the_name_of_a_run_in_weights_and_biases_is_one(tmp_path, monkeypatch):
+    """It is sent there: another's would write into a run that the user has already."""
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: pytest.fail("it was used")))
+    (tmp_path / "wandb_id").write_text("../\x1b[31m")
+    with pytest.raises(UsageError, match="wandb_id"):
+        LogWriter(tmp_path, small_args(wandb=True, **TINY), {})
+
+
+def test_settings_of_weights_and_biases_in_a_run_are_refused(run_dir, monkeypatch, stopping):
+    """They say where data, and with it the user's key, is sent to."""
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace())
+    (run_dir / "wandb").mkdir()
+    (run_dir / "wandb" / "settings").write_text("[default]\nbase_url = https://elsewhere\n")
+    words = ["--resume", str(run_dir), "--total-timesteps", "512"]
+    assert STOPPED in refusal(ppo.train, ppo.Args, words)
+    assert "wandb/settings" in refusal(ppo.train, ppo.Args, [*words, "--wandb"])
 
 
 def test_the_reader_of_lines_gives_text(tmp_path):

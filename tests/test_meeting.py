@@ -85,7 +85,7 @@ def connect(opened: list, address: str) -> socket.socket:
 
 
 def hangs_up(stream: socket.socket) -> bool:
-    """Whether the other side ends the connection, and says nothing before."""
+    """Tell whether the other side ends the connection, and says nothing before."""
     try:
         return stream.recv(100) == b""
     except ConnectionError:

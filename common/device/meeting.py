@@ -412,7 +412,7 @@ def join(address: str, member: Member, timeout: float) -> tuple["Link", int]:
 
 
 def _ask(address: str, member: Member, end: float) -> tuple["Link", int]:
-    """As `join`, but raise OSError where it is worth another attempt."""
+    """Make one attempt to `join`; raise OSError where it is worth another one."""
     soon = min(time.monotonic() + PATIENCE, end)
     stream = socket.create_connection(split_address(address), max(soon - time.monotonic(), 0.1))
     link = Link(stream)
@@ -529,7 +529,7 @@ class Meeting:
 
     @contextmanager
     def watched(self, on_loss: Callable[[int], None]) -> Iterator[None]:
-        """Inside, a thread calls `on_loss` with the number of a process that is gone, if one is."""
+        """Call `on_loss` in a thread, inside, with the number of a process that is gone."""
         stop = threading.Event()
         thread = threading.Thread(target=self._watch, args=(on_loss, stop), daemon=True)
         thread.start()

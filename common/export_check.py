@@ -141,12 +141,14 @@ def random_observations(
     space = policy.env.observation_space
     masks = iter(_random_masks(policy.env.action_space, space, rng, count))
     drawn = []
-    for name, leaf, like in leaves(space, policy.env.obs_like):
+    for name, leaf, like in leaves(space, policy.env.given_like):
         if is_mask(name):
             values = next(masks)
         else:
             stats = _stats_of(name, policy.obs_stats)
             values = _random_leaf(leaf, like.dtype, stats, rng, count, spread)
+        if like.shape != leaf.shape:  # the environment gives channels first
+            values = np.moveaxis(values, -1, 1)
         drawn.append(values.astype(like.dtype))
     return as_tree(drawn, space)
 

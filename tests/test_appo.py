@@ -316,6 +316,7 @@ def test_learners_on_other_devices_learn_the_same(lockstep, tmp_path, monkeypatc
 
 
 def test_one_compilation_and_no_growing_memory(tmp_path, monkeypatch):
+    jax.random.key(0)  # compiles once in a process, whoever asks first
     with Watch(monkeypatch) as watch:
         train(tmp_path / "run", total_timesteps=40 * 128, log_interval=128)
     names = sorted(name for name, chunks in watch.compiled)

@@ -206,7 +206,7 @@ MAY_BE_0 = MAY_BE_NEGATIVE | {"seed", "eval_interval", "checkpoint_interval", "k
 MAY_BE_0 |= {"max_seconds", "population", "pbt_start", "num_devices", "reset_pool", "rollouts_per_update", "gamma"}
 MAY_BE_0 |= {"target_kl", "max_grad_norm", "adam_b1", "adam_b2", "vf_coef", "ent_coef", "ent_fraction", "bptt_length"}
 MAY_BE_0 |= {"rnn_span", "max_restarts", "max_policy_lag", "learning_starts", "gae_lambda", "q_lambda"}
-MAY_BE_0 |= {"epsilon_start", "epsilon_end", "epsilon_fraction", "weight_decay"}
+MAY_BE_0 |= {"epsilon_start", "epsilon_end", "epsilon_fraction", "weight_decay", "byte_max"}
 
 
 @pytest.mark.parametrize("name", ["ppo", "ppo_rnn", "pqn", "sac", "dqn", "appo", "ppo host", "sac host"])

@@ -60,7 +60,7 @@ SLOW_RESET = 10  # times as long as a step
 
 
 class Played(NamedTuple):
-    """What random actions have met: T steps of N environments."""
+    """Record of random actions: T steps of N environments."""
 
     first_obs: Any  # [N, ...] at the first reset
     obs: Any  # [T, N, ...] after each step, the last ones of episodes among them
@@ -80,7 +80,7 @@ class Finding(NamedTuple):
 
 
 def check_env(args: Args) -> list[Finding]:
-    """What the command does; returns what it has found. Raises TrainingError where something is wrong."""
+    """Check an environment, print the report and return it. Raises TrainingError where something is wrong."""
     set_up_cache()
     where = "host" if steps_on_host(args.env) else "device"
     print(f"env      {printable(args.env)}, steps on the {where}")
@@ -269,7 +269,7 @@ def _speed(played: Played) -> Iterator[Finding]:
 
 
 def run_command(args: Args) -> None:
-    """What the command does."""
+    """Run the command."""
     check_env(args)
 
 

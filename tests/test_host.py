@@ -145,7 +145,7 @@ OF_ACTIONS = {
 
 @pytest.mark.parametrize("space", OF_ACTIONS.values(), ids=OF_ACTIONS)
 def test_actions_are_elements_of_the_declared_space_at_the_environment_and_from_a_policy(space):
-    """Of whatever a network gives: far beyond all bounds, and every choice."""
+    """Networks may give anything: numbers far beyond all bounds, and every choice."""
     conversion = Conversion("odd", gymnasium.spaces.Discrete(2), space)
     ours = EnvSpec.from_json(json.loads(json.dumps(conversion.spec.to_json())))
 

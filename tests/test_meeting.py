@@ -22,7 +22,7 @@ SOON = 30.0  # seconds in which a busy machine has done what takes none
 
 @pytest.fixture
 def opened(monkeypatch) -> Iterator[list[Any]]:
-    """What the test closes at its end; here a process retries at once."""
+    """Sockets and guards that the test closes at its end; here a process retries at once."""
     monkeypatch.setattr(meeting, "RETRY_INTERVAL", 0.02)
     things = []
     yield things

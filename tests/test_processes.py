@@ -94,7 +94,7 @@ def test_a_collective_alone_says_that_another_process_is_lost_be_it_behind_anoth
 
 
 def test_processes_that_have_met_compare_what_was_not_known_before(tmp_path, monkeypatch):
-    """As do those that a cluster has started, which JAX lets meet by itself."""
+    """So do those that a cluster has started, which JAX lets meet by itself."""
     args = Args(run_dir=str(tmp_path / "run"))
     config = {"args": dataclasses.asdict(args), "algorithm": "ppo", "script_sha256": "a", "versions": {}}
     monkeypatch.setattr(multihost, "allgather", lambda own: [own, own | {"--seed": 7}])

@@ -84,7 +84,7 @@ COMMANDS = {
 
 
 def outcome(name: str, run_dir: Path) -> str:
-    """What a command says of a run on stderr; it neither raises anything unknown nor prints what a terminal obeys."""
+    """The words of a command on a run on stderr; it neither raises anything unknown nor prints what a terminal obeys."""
     stdout, stderr = io.StringIO(), io.StringIO()
     with redirect_stdout(stdout), redirect_stderr(stderr):
         try:

@@ -124,7 +124,7 @@ def named_by_text(env: str, env_params: str) -> str:
 
 
 def _is_setting(env: str, text: str) -> bool:
-    """Whether a text is nothing but a word of a setting, or a draw where environments know draws."""
+    """Tell if a text is nothing but a word of a setting, or a draw where environments know draws."""
     if not steps_on_host(env) and re.fullmatch(DRAWN, text):
         return True
     return not is_custom(env) and re.fullmatch(PLAIN, text) is not None

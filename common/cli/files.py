@@ -71,7 +71,7 @@ TEMPORARY = r"\.(config|metrics|result|elo|curve|population|policy|wandb_id)\.[0
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file with this `name` was to become one of a run's."""
+    """Tell if a file with this `name` was to become one of a run's."""
     return re.fullmatch(TEMPORARY, name) is not None
 
 
@@ -123,7 +123,7 @@ MOST_AGENTS = 10_000  # of a run; `Members` are at most as many
 
 
 def _wrong_in(config: dict[str, Any]) -> str:
-    """What is missing in a `config.json`, or is of another type than readers rely on; empty where nothing is."""
+    """Name what is missing in a `config.json`, or is of another type than readers rely on; empty where nothing is."""
     args = config.get("args")
     if not isinstance(args, dict) or "env" not in args or not isinstance(config.get("algorithm"), str):
         return "flags and algorithm"
@@ -144,14 +144,14 @@ def _wrong_in(config: dict[str, Any]) -> str:
 
 
 def _is_member(flags: Any) -> bool:
-    """Whether these are the flags by which a member differs from others: its seed, and numbers."""
+    """Tell if these are the flags by which a member differs from others: its seed, and numbers."""
     if not isinstance(flags, dict) or type(flags.get("seed")) is not int:
         return False
     return all(value is None or type(value) in (int, float, bool) for value in flags.values())
 
 
 def _has_other_bytes(env_spec: Any) -> bool:
-    """Whether observations have bytes whose bounds are not 0 and 255, but which a run divided by 255 as all were once.
+    """Tell if observations have bytes whose bounds are not 0 and 255, but which a run divided by 255 as all were once.
 
     Runs of versions that look at bounds say what their --byte-max is.
     """

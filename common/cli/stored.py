@@ -105,7 +105,7 @@ def read_json(folder: Path, name: str) -> Any:
 
 
 def _is_flat(value: Any) -> bool:
-    """Whether nothing in a value of JSON lies deeper than DEEPEST."""
+    """Tell if nothing in a value of JSON lies deeper than DEEPEST."""
     level = [value]
     for _ in range(DEEPEST):
         inner = [part for part in level if isinstance(part, dict | list)]

@@ -59,5 +59,5 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
 
 
 def were_stuck(episodes: Episodes) -> bool:
-    """Whether in some of the `episodes`, host arrays, a policy had to act without a legal action."""
+    """Tell if in some of the `episodes`, host arrays, a policy had to act without a legal action."""
     return bool(np.isnan(episodes.length).any())

@@ -113,7 +113,7 @@ def _is_plain(text: Any) -> bool:
 
 
 def _differences(there: dict[str, str], here: dict[str, str]) -> str:
-    """Which entries differ, in words."""
+    """Say in words which entries differ."""
     said = []
     for name in {**here, **there}:
         then = there.get(name, "unset")

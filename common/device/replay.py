@@ -84,7 +84,7 @@ class Replay(struct.PyTreeNode):
         return last._replace(obs=first.obs, action=first.action, reward=reward, discount=powers[count])
 
     def can_sample(self, groups: int, num_steps: int = 1) -> jax.Array:
-        """Whether each of this device's `groups` of rings has something to draw for `sample`, []."""
+        """Tell if each of this device's `groups` of rings has something to draw for `sample`, []."""
         of_groups = self._drawable(num_steps).reshape(groups, -1)
         return jnp.all(jnp.any(of_groups > 0, axis=1))
 

@@ -141,7 +141,7 @@ def _spans_decades(values: np.ndarray) -> bool:
 
 
 class Limits(NamedTuple):
-    """What the axes of a figure show."""
+    """Ends and scale of the axes of a figure."""
 
     x: tuple[float, float] | None = None
     y: tuple[float, float] | None = None

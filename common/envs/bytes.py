@@ -36,7 +36,7 @@ def is_bytes(leaf: Any, dtype: Any) -> bool:
 
 
 def describe_bytes(args: Any, spec: EnvSpec) -> dict[str, str]:
-    """What the header of a run says of bytes that may be codes, though their bounds are those of pixels."""
+    """Notes for the header of a run on bytes that may be codes, though their bounds are those of pixels."""
     if args.byte_max or getattr(args, "normalize_obs", False):
         return {}
     found = [f"{name} {leaf}".strip() for name, leaf in _possible_codes(spec)]
@@ -57,7 +57,7 @@ def _possible_codes(spec: EnvSpec) -> Iterator[tuple[str, Box]]:
 
 
 def byte_metrics(obs: Any, space: Space, axis_name: str) -> dict[str, jax.Array]:
-    """Whether all bytes of observations are within their bounds on all devices, where some bounds are not 0 and 255.
+    """Tell if all bytes of observations are within their bounds on all devices, where some bounds are not 0 and 255.
 
     NaN where they are not: the run ends with that, see `common.runs.recorder`.
     """

@@ -129,7 +129,7 @@ NOT_THE_USERS = str(ROOT / "common"), str(ROOT / "suites"), sysconfig.get_path("
 
 
 def place_in_code(error: BaseException) -> str:
-    """Where in code that is neither the kit's nor a library's an exception arose, to follow its text; else empty.
+    """Place in the user's own code where an exception arose, to follow its text; empty where there is none.
 
     JAX traces environments, so the innermost line of a traceback is hardly ever the one to mend. The cause of an error
     may be the text of a traceback, of another process.

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Doing:
-    """What goes on, and for how many seconds it has by the time that it is shown."""
+    """Text of what goes on, and for how many seconds it has when it is shown."""
 
     def __init__(self, what: str):
         self._what = what

@@ -192,7 +192,7 @@ def _check_unoccupied(path: Path, overwrite: bool) -> None:
 
 
 def _is_left_over(path: Path) -> bool:
-    """Whether this is nothing but what a run leaves that was killed, or whose directory was deleted meanwhile."""
+    """Tell if this is nothing but what a run leaves that was killed, or whose directory was deleted meanwhile."""
     if path.name == FOLDER:
         return all(is_checkpoint(inside.name) and step_of(inside.name) is None for inside in entries_of(path))
     return path.name == LOCK or is_temporary(path.name)

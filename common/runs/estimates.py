@@ -16,7 +16,7 @@ RANGE = "range of the seeds"
 
 
 class Interval(NamedTuple):
-    """Where an estimate may lie: a bootstrap interval, or the range of the seeds where they are few."""
+    """Range of an estimate: a bootstrap interval, or the range of the seeds where they are few."""
 
     low: np.ndarray
     high: np.ndarray

@@ -84,7 +84,7 @@ COMMANDS = {
 
 
 def outcome(name: str, run_dir: Path) -> str:
-    """The words of a command on a run on stderr; it neither raises anything unknown nor prints what a terminal obeys."""
+    """Words of a command on stderr; it raises nothing unknown and prints nothing that a terminal obeys."""
     stdout, stderr = io.StringIO(), io.StringIO()
     with redirect_stdout(stdout), redirect_stderr(stderr):
         try:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from common.cli.errors import UsageError
+from common.cli.errors import UsageError, printable
 
 PATIENCE = 10.0  # seconds until a connection has said who it is, or a guard has answered
 POLL_INTERVAL = 0.2  # seconds between two looks at what is late
@@ -595,4 +595,4 @@ def meet(address: str, process: int, count: int, run: dict[str, Any], timeout: f
 
 def _warn(text: str) -> None:
     with suppress(OSError, ValueError):  # nobody reads it any more
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        print(f"warning: {printable(text)}", file=sys.stderr, flush=True)

@@ -106,7 +106,7 @@ def check_legal(obs: Any, acting: np.ndarray, spec: EnvSpec) -> None:
 
 
 def nothing_legal(obs: Any, space: Space, numpy: Any = jnp) -> jax.Array | np.ndarray | bool:
-    """Mark where the masks of `obs` [..., *obs] leave some component of an action no choice, [...]; False without any."""
+    """Mark where the masks of `obs` [..., *obs] leave a component of an action no choice, [...]; False without any."""
     legal = legal_actions(obs, numpy)
     return False if legal is None else _fewest(legal, space, numpy) == 0
 

@@ -86,7 +86,7 @@ class Args(RecurrentArgs):
     """Image encoder: a 3 x 3 convolution with 16 channels, the Nature DQN network, IMPALA's ResNet, or none (flat)."""
     image_scale: Ratio = 1.0
     """Factor of images before the encoder; 0.00392 = 1/255 on images of bits, as in purejaxql, makes the convolutions
-    learn more slowly, which helps on Breakout. Bytes are divided by --byte-max before."""
+    learn more slowly, which helps on Breakout. Bytes are divided before: see --byte-max."""
     rnn: Literal["none", "gru", "lstm"] = "none"
     """Recurrent cells behind the hidden layers; their state is carried from rollout to rollout."""
     rnn_size: Count = 128

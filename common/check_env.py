@@ -46,6 +46,7 @@ import jax
 import numpy as np
 
 from common.cli.env_flags import steps_on_host
+from common.device.devices import check_settings, start_jax
 from common.device.programs import set_up_cache
 from common.device.rollout import split_keys
 from common.envs import spaces
@@ -81,6 +82,8 @@ class Finding(NamedTuple):
 
 def check_env(args: Args) -> list[Finding]:
     """Check an environment, print the report and return it. Raises TrainingError where something is wrong."""
+    check_settings()
+    start_jax()
     set_up_cache()
     where = "host" if steps_on_host(args.env) else "device"
     print(f"env      {printable(args.env)}, steps on the {where}")
@@ -167,7 +170,16 @@ def _host_steps(args: Args, envs: Any) -> Played:
         steps.append((after, out.reward, out.terminated & out.valid, out.truncated & out.valid, ~ended))
         obs = out.obs
     after, reward, terminated, truncated, acting = jax.tree.map(lambda *x: np.stack(x), *steps)
-    return Played(first, after, reward, terminated, truncated, acting, stepping / args.steps, reset_seconds)
+    return Played(
+        first_obs=first,
+        obs=after,
+        reward=reward,
+        terminated=terminated,
+        truncated=truncated,
+        acting=acting,
+        step_seconds=stepping / args.steps,
+        reset_seconds=reset_seconds,
+    )
 
 
 def _seconds(function: Any) -> float:

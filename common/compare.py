@@ -94,10 +94,18 @@ def compare(args: Args) -> Any:
 def _baselines(found: list[Group], name: str) -> dict[str, Group]:
     """The group with the run `name`, by its environment. Raises UsageError where none has it."""
     path = Path(name).resolve()
-    having = {group.env: group for group in found if any(run.path.resolve() == path for run in group.runs)}
+    having = [group for group in found if path in _paths(group)]
     if not having:
         raise UsageError(f"--baseline {name} is none of the runs with metrics: name it among them too")
-    return having
+    if len(having) > 1:
+        lines = "; ".join(group.label for group in having)
+        raise UsageError(f"--baseline {name} is in {len(having)} lines, and has to be in one: {lines}")
+    return {having[0].env: having[0]}
+
+
+def _paths(group: Group) -> set[Path]:
+    """The directories of a group's runs, and of those that are equal to one."""
+    return {path.resolve() for run in group.runs for path in (run.path, *run.copies)}
 
 
 def _returns(group: Group) -> tuple[np.ndarray, list[int], int]:
@@ -248,7 +256,7 @@ def shown(table: Any) -> Any:
 
 def _return_text(row: Any) -> str:
     """Such as `IQM 83 [70, 99]`, or of few seeds `mean 83 (range 70 to 99)`."""
-    if row["seeds"] == 1 or not math.isfinite(row["return"]):
+    if row["return_min"] == row["return_max"] or not math.isfinite(row["return"]):
         return brief(row["return"])
     if math.isfinite(row["return_low"]):
         return f"{row['estimate']} {_with_interval(row, 'return')}"

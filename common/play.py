@@ -51,7 +51,7 @@ from common.envs.environment import Env
 from common.envs.host import evaluation_params
 from common.envs.masks import NO_LEGAL_ACTION, without_privileged
 from common.envs.registry import make, make_host
-from common.envs.spaces import EnvSpec, leaves
+from common.envs.spaces import EnvSpec, Space, leaves, map_leaves
 from common.policy import Policy, load_named
 
 HOST_ENVS = 16  # at most, stepped together
@@ -98,8 +98,13 @@ def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:
     seen = without_privileged(env.observation_space)
     both = {"observation": (policy.env.observation_space, seen), "action": (policy.env.action_space, env.action_space)}
     for kind, (ours, theirs) in both.items():
-        if str(ours) != str(theirs):
+        if _kinds(ours) != _kinds(theirs):
             raise UsageError(f"the policy's {kind}s are {ours}, those of {env.name} are {theirs}")
+
+
+def _kinds(space: Space) -> str:
+    """A space in words without the types of actions, which older runs have not stored."""
+    return str(map_leaves(lambda leaf: leaf._replace(dtype=None), space))
 
 
 Played = tuple[Env | EnvSpec, Episodes, Recording | None]  # where, all episodes, and with --gif the first one to draw

@@ -4,6 +4,7 @@ python -m common.plot runs/* --y eval/return_mean --out curves.png
 python -m common.plot runs/* --by gamma,clip_eps --kind heatmap
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -75,7 +76,7 @@ def _curves(found: list[Group], args: Args) -> Any:
     styles = _styles(found)
     curves = []
     for group in found:
-        if curve := _curve(group, args, styles[group.label]):
+        if curve := _curve(group, args, styles[group.key]):
             curves.append(curve)
         else:
             groups.say([f"{group.label} in {group.env}: no {args.y} at common places, left out"])
@@ -109,7 +110,7 @@ def _factors(found: list[Group]) -> dict[str, list[Any]]:
 
 def _ordered(values: list[Any]) -> list[Any]:
     """The different values, numbers by size."""
-    different = list({groups.flag_text(value): value for value in values}.values())
+    different = list({json.dumps(value): value for value in values}.values())
     return sorted(different) if all(map(is_number, different)) else different
 
 
@@ -121,14 +122,14 @@ def _colors(values: list[Any]) -> list[Any]:
 
 
 def _styles(found: list[Group]) -> dict[str, dict[str, Any]]:
-    """Properties of each group's line by its label, the same in every panel.
+    """Properties of each group's line by its key, the same in every panel.
 
     The first flag of --by decides the colour, the second one the dashes.
     """
-    labels = list(dict.fromkeys(group.label for group in found))
+    keys = list(dict.fromkeys(group.key for group in found))
     styles = {
-        label: {"color": COLORS[index % len(COLORS)], "linestyle": DASHES[index % len(DASHES)]}
-        for index, label in enumerate(labels)
+        key: {"color": COLORS[index % len(COLORS)], "linestyle": DASHES[index % len(DASHES)]}
+        for index, key in enumerate(keys)
     }
     factors = _factors(found)
     if not 1 <= len(factors) <= 2:
@@ -139,9 +140,9 @@ def _styles(found: list[Group]) -> dict[str, dict[str, Any]]:
         place = factors[names[0]].index(group.variant[names[0]])
         if len(names) == 2:
             dashes = factors[names[1]].index(group.variant[names[1]])
-            styles[group.label] = {"color": colors[place], "linestyle": DASHES[dashes % len(DASHES)]}
+            styles[group.key] = {"color": colors[place], "linestyle": DASHES[dashes % len(DASHES)]}
         elif len(factors[names[0]]) > len(COLORS) or colors[0] not in COLORS:
-            styles[group.label] = {"color": colors[place], "linestyle": "-"}
+            styles[group.key] = {"color": colors[place], "linestyle": "-"}
     return styles
 
 
@@ -198,20 +199,22 @@ def _heat_maps(found: list[Group], args: Args) -> Any:
             continue
         logs = [run.log.series[args.y] for run in group.runs if args.y in run.log.series]
         last = np.concatenate([[], *(_last_values(series.values) for series in logs)])
-        cell = groups.flag_text(group.variant[second]), groups.flag_text(group.variant[first])
+        cell = json.dumps(group.variant[second]), json.dumps(group.variant[first])
         cells = grids.setdefault((group.env, group.algorithm), {})
         cells[cell] = float(estimate(last, args.estimate)) if len(last) else np.nan
         for name in args.by:
             values[name].append(group.variant[name])
     if not any(np.isfinite(value) for cells in grids.values() for value in cells.values()):
         raise UsageError(f"{args.y} is null in all rows of the runs that have both flags of --by")
-    columns, rows = ([groups.flag_text(value) for value in _ordered(values[name])] for name in (first, second))
+    columns, rows = _ordered(values[first]), _ordered(values[second])
     drawn = [
         Grid(
             title=f"{env}, {algorithm}",
-            rows=rows,
-            columns=columns,
-            values=np.array([[cells.get((row, column), np.nan) for column in columns] for row in rows]),
+            rows=[groups.flag_text(row) for row in rows],
+            columns=[groups.flag_text(column) for column in columns],
+            values=np.array(
+                [[cells.get((json.dumps(row), json.dumps(column)), np.nan) for column in columns] for row in rows]
+            ),
         )
         for (env, algorithm), cells in grids.items()
     ]

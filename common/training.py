@@ -16,7 +16,7 @@ from common.actors.batches import ActorsFailed, Batches, UpdateMetrics, example_
 from common.actors.host_drivers import HostDriver, host_driver
 from common.actors.host_evaluation import HostEvaluation
 from common.cli.env_flags import HOST_SUITES, SUITES
-from common.cli.errors import UsageError, printable
+from common.cli.errors import UsageError, printable_lines
 from common.cli.host_flags import FlagsByPlace, HostEnvArgs
 from common.device import multihost
 from common.device.agents import Policy
@@ -144,7 +144,7 @@ def _learn_from_actors(
     learner, started = jax.tree.map(lambda x: x[0], (host.learner, host.run))
     this = f"warning: process {jax.process_index()} of {multihost.count()}:"  # its console is silent
     elsewhere = partial(print, this, file=sys.stderr, flush=True)
-    warn = run.console.warn if multihost.is_first() else lambda text: elsewhere(printable(text))
+    warn = run.console.warn if multihost.is_first() else lambda text: elsewhere(printable_lines(text))
     sharding = jax.NamedSharding(jax.sharding.Mesh(multihost.own(run.devices), (AXIS,)), jax.P(AXIS))
     with Batches(run.args, driver, learner, started, actor_devices, sharding, warn) as batches:
         run.figures = batches.figures

@@ -189,13 +189,13 @@ def test_the_bar_says_in_one_line_what_goes_on_and_ends_at_what_is_trained(monke
     monkeypatch.setattr(sys, "stdout", out)
     console = Console(quiet=False, total_steps=123_456_789)
     console.show_bar(0)
-    row = {"episode/return": [100.5, 2.0], "episode/count": 2.0, "time/sps": 1e6, "time/sps_wall": 1e6}
+    row = {"episode/return": [9123.0, 16223.0], "episode/count": 2.0, "time/sps": 1e6, "time/sps_wall": 1e6}
     console.update(20_000_000, row)
     console.doing("collecting")
     console.stop(60_000_000)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", "".join(written))
     lines = re.split(r"[\r\n]+", text)
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, lines)) <= 80 and "return 12,673 ± " in text
     assert [line for line in lines if line][-1].startswith("60,000,000/123,456,789 ")
     assert "collecting" not in lines[-1]
 

@@ -363,3 +363,35 @@ def test_many_seeds_are_toldsummary_of_seeds():
     assert "IQM 15.5 [" in text and "over 28 seeds" in text
     assert "best 29.0 (seed 129), worst 0.0 (seed 100), 2 of 30 seeds broke" in text
     assert "interval" not in summary_of_seeds(np.array([1.0, 2, 3]), 0)
+
+
+def test_a_baseline_is_one_line_also_where_its_run_is_a_copy(tmp_path):
+    runs = [
+        make_run(tmp_path / name, rows([100], [[1, 2]]), num_seeds=2, evaluation=[1, 2], gamma=gamma)
+        for name, gamma in (("a", 0.9), ("copy", 0.9), ("b", 0.99))
+    ]
+    for run, checksum in zip(runs, ("one", "one", "two"), strict=True):
+        Path(run, "result.json").write_text(json.dumps({"state_sha256": checksum}))
+    same, other = compared(*runs, by=("gamma",), baseline=runs[1])
+    assert np.isnan(same["difference"]) and other["difference"] == 0
+    members = [{"seed": 0, "gamma": 0.9}, {"seed": 0, "gamma": 0.99}]
+    sweep = make_run(tmp_path / "sweep", rows([100], [[1, 2]]))
+    config = json.loads(Path(sweep, "config.json").read_text())
+    Path(sweep, "config.json").write_text(json.dumps(config | {"members": members}))
+    with pytest.raises(UsageError, match="2 lines"):
+        compared(sweep, by=("gamma",), baseline=sweep)
+
+
+def test_values_that_look_alike_once_shortened_are_told_apart(tmp_path):
+    long = [json.dumps({"parameter": "x" * 60 + end}) for end in "ab"]
+    runs = [
+        make_run(tmp_path / f"{index} {gamma}", rows([100], [index]), env_params=params, gamma=gamma)
+        for index, params in enumerate(long)
+        for gamma in (0.9, 0.99)
+    ]
+    args = plot.Args(runs=tuple(runs), by=("env_params", "gamma"), kind="heatmap")
+    np.testing.assert_allclose(plot.learning_curves(args).axes[0].images[0].get_array(), [[0, 1], [0, 1]])
+    colors = {
+        line.get_color() for line in plot.learning_curves(plot.Args(runs=tuple(runs), by=("env_params",))).axes[0].lines
+    }
+    assert len(colors) == 2

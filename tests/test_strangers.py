@@ -172,6 +172,8 @@ PARTIAL = "gymnasium:pmaprl/PartialCartPole-v1"
     [
         (PARTIAL, EVIL, "whole"),
         (PARTIAL, '{"whole": "CartPole-v1"}', "whole"),
+        (PARTIAL, json.dumps({"kwargs": {"module": "evil"}}), "kwargs"),
+        ("envpool:Pong-v5", json.dumps({"config": {"deep": [{"import_module": "evil"}]}}), "config"),
         ("gymnasium:Ant-v5", '{"xml_file": "mine.xml"}', "xml_file"),
         ("gymnasium:ALE/Pong-v5", '{"a": [{"b": "../pong"}]}', "a"),
         ("gymnasium:ALE/Pong-v5", '{"a": {"https://b": 1}}', "a"),

@@ -10,6 +10,7 @@ import inspect
 import io
 import os
 import re
+import select
 import shutil
 import signal
 import sys
@@ -102,9 +103,8 @@ def exit_code(train: Callable[[Any], Any], args: Any) -> int:
         return fail(_with_table(str(error), args), 2)
     except (TrainingError, FailedEnvError) as error:
         return fail(str(error), 1)
-    except BrokenPipeError:  # nobody reads what is printed any more, as in `... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still has to write
-        return 128 + signal.SIGPIPE
+    except BrokenPipeError as error:
+        return _end_of_reader(error)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
             raise
@@ -118,6 +118,17 @@ def exit_code(train: Callable[[Any], Any], args: Any) -> int:
     except SystemExit as stop:
         return stop.code
     return 0
+
+
+def _end_of_reader(error: BrokenPipeError) -> int:
+    """The exit code where nobody reads what is printed any more, as in `... | head`. Raises other broken pipes."""
+    with suppress(AttributeError, OSError, ValueError):  # there is no standard output
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        if any(event & select.POLLERR for _, event in poll.poll(0)):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still has to write
+            return 128 + signal.SIGPIPE
+    raise error
 
 
 def _end_at_once(code: int) -> NoReturn:

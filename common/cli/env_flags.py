@@ -7,7 +7,7 @@ A bare id is gymnax's, `suite:id` another suite's, `package.module:factory` a us
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from random import Random
 from typing import Any, NamedTuple
@@ -115,10 +115,12 @@ def named_by_text(env: str, env_params: str) -> str:
     """
     with suppress(UsageError):
         for name, value in read_params(env_params).items():
-            texts = list(_texts_in(value))
-            if not re.fullmatch(PLAIN, name) or not all(_is_setting(env, text) for text in texts):
+            keys, texts = _keys_and_texts(name, value)
+            if not all(re.fullmatch(PLAIN, key) for key in keys):
                 return name
-            if texts and steps_on_host(env) and re.search(NAMES_OF_CODE, name, re.IGNORECASE):
+            if not all(_is_setting(env, text) for text in texts):
+                return name
+            if texts and steps_on_host(env) and any(re.search(NAMES_OF_CODE, key, re.IGNORECASE) for key in keys):
                 return name
     return ""
 
@@ -130,17 +132,19 @@ def _is_setting(env: str, text: str) -> bool:
     return not is_custom(env) and re.fullmatch(PLAIN, text) is not None
 
 
-def _texts_in(value: Any) -> Iterator[str]:
-    """All texts in a value of JSON, names too."""
-    waiting = [value]
+def _keys_and_texts(name: str, value: Any) -> tuple[list[str], list[str]]:
+    """All keys in a value of JSON that has this name, its own among them, and all texts."""
+    keys, texts, waiting = [name], [], [value]
     while waiting:
         part = waiting.pop()
         if isinstance(part, str):
-            yield part
+            texts.append(part)
         elif isinstance(part, dict):
-            waiting += [*part, *part.values()]
+            keys += part
+            waiting += part.values()
         elif isinstance(part, list):
             waiting += part
+    return keys, texts
 
 
 def as_flags(member: Mapping[str, Any], env_params: str) -> dict[str, Any]:

@@ -15,6 +15,11 @@ def printable(text: object) -> str:
     return text if text.isprintable() else "".join(map(_visible, text))
 
 
+def printable_lines(text: object) -> str:
+    """A text as `printable` makes it, with its line ends: such as a traceback."""
+    return "\n".join(map(printable, str(text).split("\n")))
+
+
 def _visible(character: str) -> str:
     if character.isprintable():
         return character

@@ -50,6 +50,7 @@ class LoggedRun(NamedTuple):
     seeds: list[int]
     log: Log
     checksum: str | None = None  # of the state in the end; None while the run goes on
+    copies: tuple[Path, ...] = ()  # of equal runs, which are not counted
 
     @property
     def meaning(self) -> dict[str, str]:
@@ -64,6 +65,11 @@ class Group(NamedTuple):
     algorithm: str
     variant: dict[str, Any]  # those values; a flag that the algorithm does not have is left out
     runs: list[LoggedRun]
+
+    @property
+    def key(self) -> str:
+        """Unlike the label, nothing of it is shortened."""
+        return json.dumps([self.algorithm, self.variant])
 
     @property
     def label(self) -> str:
@@ -131,14 +137,16 @@ def once_each(runs: Iterable[LoggedRun]) -> tuple[list[LoggedRun], list[str]]:
 
     A repetition says nothing about other seeds, and would make intervals too narrow.
     """
-    found: dict[str, LoggedRun] = {}
+    places: dict[str, int] = {}
     counted, notes = [], []
     for run in runs:
         name = json.dumps([run.algorithm, run.flags["env"], run.meaning, run.seeds, run.checksum], sort_keys=True)
-        first = found.setdefault(name, run)
-        if run.checksum and first is not run:
+        if run.checksum and name in places:
+            first = counted[places[name]]
+            counted[places[name]] = first._replace(copies=(*first.copies, run.path))
             notes.append(f"{run.path}: equal to {first.path} in flags, seeds and result, counted once")
         else:
+            places[name] = len(counted)
             counted.append(run)
     return counted, list(dict.fromkeys(notes))
 
@@ -151,15 +159,8 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 PLUMBING = {"env", "seed", "num_seeds", "population", "sweep", "num_devices", "sharding", "gif", "tensorboard"}
-PLUMBING |= {
-    "wandb",
-    "log_interval",
-    "eval_interval",
-    "checkpoint_interval",
-    "keep_checkpoints",
-    "keep_best",
-    "log_each",
-}
+PLUMBING |= {"wandb", "log_interval", "eval_interval", "checkpoint_interval", "keep_checkpoints"}
+PLUMBING |= {"keep_best", "log_each"}
 PLUMBING |= {name for name in ONE_TIME if name != "init_from"}
 """Flags that decide nothing about what is learned, or are told apart anyway."""
 
@@ -214,14 +215,13 @@ def side_by_side(groups: Iterable[Group]) -> list[str]:
 
 
 def _side_by_side(env: str, groups: list[Group]) -> str:
-    meanings = {group.label: group.runs[0].meaning for group in groups}
+    meanings = [group.runs[0].meaning for group in groups]
     by = set().union(*(group.variant for group in groups))
     texts = []
-    for name in sorted(_differing(list(meanings.values())) - by):
+    for name in sorted(_differing(meanings) - by):
         labels = defaultdict(list)
-        for label, flags in meanings.items():
-            if name in flags:
-                labels[flag_text(json.loads(flags[name]))].append(label)
+        for group, flags in zip(groups, meanings, strict=True):
+            labels[flag_text(json.loads(flags[name]))].append(group.label)
         values = " or ".join(f"{value} ({_listed(found)})" for value, found in labels.items())
         texts.append(f"{name} {values}")
     return f"{env}: side by side are different flags: {'; '.join(texts)}" if texts else ""

@@ -168,7 +168,8 @@ def as_seen(name: str, space: Space, obs: Any) -> tuple[Space, Any]:
 
     def fitting(leaf, x):
         if isinstance(leaf, Box) and x.dtype in (np.int32, np.uint32):
-            largest = np.max(np.abs(leaf.high), where=np.abs(leaf.high) < UNBOUNDED, initial=0)
+            bounds = np.abs(np.stack([leaf.low, leaf.high]))
+            largest = np.max(bounds, where=bounds < UNBOUNDED, initial=0)
             if largest > np.float32(np.iinfo(x.dtype).max):
                 raise UsageError(f"environment {name}: {x.dtype} does not hold {largest:g}, which its space declares")
         return leaf if not isinstance(leaf, Box) or leaf.shape == x.shape else box(x.shape)

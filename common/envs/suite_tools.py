@@ -125,7 +125,7 @@ def readable_errors(what: str):
 
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_THE_USERS = str(ROOT / "common"), str(ROOT / "suites"), sysconfig.get_path("stdlib"), "<"
+NOT_THE_USERS = *(f"{folder}/" for folder in (ROOT / "common", ROOT / "suites", sysconfig.get_path("stdlib"))), "<"
 
 
 def place_in_code(error: BaseException) -> str:

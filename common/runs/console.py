@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from common.cli.errors import printable
+from common.cli.errors import printable_lines
 
 T = TypeVar("T")
 
@@ -44,14 +44,14 @@ class Console:
     def say(self, text: str) -> None:
         if not self.quiet and text:
             with self._unread():
-                self._rich.print("\n".join(map(printable, text.split("\n"))), markup=False)
+                self._rich.print(printable_lines(text), markup=False)
 
     def warn(self, text: str) -> None:
         if self._speaks:
             # A live bar has to know of every line; else warnings go to stderr.
             stream, target = ("stdout", self._bar.console) if self._bar else ("stderr", self._errors)
             with self._unread(stream):
-                target.print(f"warning: {printable(text)}", markup=False, style="yellow")
+                target.print(f"warning: {printable_lines(text)}", markup=False, style="yellow")
 
     @contextmanager
     def _unread(self, stream: str = "stdout") -> Iterator[None]:
@@ -108,7 +108,7 @@ class Console:
         which = f"({ended:,} episode{'s' * (ended > 1)} ended)" if ended else ""
         speed = f"{row['time/sps']:,.0f} steps/s"
         if self._bar:
-            first = earned.split(",")[0].split(" over ")[0]  # of a population its best; the rest is for long lines
+            first = earned.split(", ")[0].split(" over ")[0]  # of a population its best; the rest is for long lines
             with self._unread():
                 self._bar.update(self._bar.task_ids[0], report=f"{first if ended else ''} {row['time/sps']:,.0f}/s")
             self.reach(steps)

@@ -103,6 +103,7 @@ def _wandb_id(directory: Path) -> str:
     return name
 
 
+PLACES = {"pbt/source"}  # metrics that are places of members, and no quantities
 OF_EPISODES = re.compile("(episode|eval)/return(?!_std|_min)")  # metrics of which the best is the highest
 
 
@@ -121,6 +122,8 @@ def summarized(row: Row, is_population: bool, each: bool = False) -> dict[str, f
             scalars[name] = value
             continue
         known = [x for x in value if x is not None]
+        if name in PLACES:
+            known = []
         if known and is_population:
             scalars[f"{name}/median"] = float(np.median(known))
             scalars |= {f"{name}/best": max(known)} if OF_EPISODES.match(name) else {}

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.cli.errors import TrainingError, UsageError
-from common.cli.files import NAME, read_config
+from common.cli.files import read_config
 from common.cli.run_flags import ONE_TIME, differences
 from common.device import multihost
 from common.device.sharding import Arrays, flatten, to_host, unflatten
 from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, sha256
 from common.runs.console import Console
-from common.runs.lock import LOCK, is_ours
+from common.runs.lock import is_ours
 from common.runs.reports import Score, has_ended_at, stored_evaluation
 
 TRANSFERRED = tuple(f"learner/{name}/" for name in ("params", "target_params", "obs_stats", "return_stats"))
@@ -133,8 +133,8 @@ class Saver:
         """Delete what a save has made anew of a directory that was deleted in the middle of it."""
         if self._directory is None or not multihost.is_first():
             return
-        if any((self._directory / name).exists() for name in (LOCK, NAME)):
-            return
+        if not self._directory.is_dir() or {path.name for path in self._directory.iterdir()} != {FOLDER}:
+            return  # it is not there, or something else is in it: it was not deleted
         for step in self._saved:
             shutil.rmtree(self.checkpoints.path(step), ignore_errors=True)
         self.checkpoints.delete_leftovers()

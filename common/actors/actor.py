@@ -164,7 +164,7 @@ def env_maker(args: HostEnvArgs, num_envs: int, env_params: str) -> Callable[[in
 
 
 def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
-    """What one environment is: made, stepped once and closed in a thread, for at most the timeouts of each."""
+    """Find out what one environment is: make, step once and close it in a thread, within the timeouts of each."""
     worker, how = Worker(args.env), "vector" if args.vectorization == "vector" else "sync"
 
     def try_out() -> HostEnvKind:

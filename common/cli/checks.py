@@ -18,7 +18,7 @@ MOST_LAYERS = 200  # hidden or recurrent: each is traced and compiled by itself,
 
 
 class Bounds(NamedTuple):
-    """Of a number, or of each of several, which float32 holds too, see `float32_rule`; a whole number is at most
+    """Bounds of a number, or of each of several, which float32 holds too, see `float32_rule`; a whole number is at most
     LARGEST if nothing is said.
     """
 

@@ -102,7 +102,7 @@ def read_params(env_params: str, flag: str = "--env-params") -> dict[str, Any]:
 PLAIN = r"\w([\w ,+=-]|\.(?![^\W\d]))*|"  # a word of a setting; a file, a module or a URL has more
 DRAWN = r"(log|uniform|choice):[0-9.eE+:,-]*"
 NAMES_OF_CODE = "path|file|dir|url|uri|module|import|entry|spec|xml|rom|lib|plugin|wrapper|class|env_?id|whole"
-"""What is in the names of arguments whose texts suites may take for files, modules or addresses."""
+"""Parts of the names of arguments whose texts suites may take for files, modules or addresses."""
 
 
 def named_by_text(env: str, env_params: str) -> str:

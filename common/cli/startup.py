@@ -1,4 +1,4 @@
-"""What an interrupt does while a command imports what it needs: it ends it without a traceback, as later in `parse`."""
+"""Interrupts while a command imports what it needs: they end it without a traceback, as later in `parse`."""
 
 import os
 import signal

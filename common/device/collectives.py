@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 Results = tuple[list[Any], jax.Array]
-"""What an operation returns, and the flag after it."""
+"""Results of an operation, and the flag after it."""
 
 
 def in_one_order(program: Callable, devices: list[jax.Device], axis_name: str) -> Callable:

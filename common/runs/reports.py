@@ -105,7 +105,7 @@ LISTED_SEEDS = 5  # at most are told one by one
 
 
 def _seeds(run: Any, newest: Score, when: str) -> list[str]:
-    """What every seed earns, and where there are several what they earn together."""
+    """Lines on the returns of each seed, and where there are several on all together."""
     args, evaluation, lines = run.args, newest.evaluation, []
     count = len(newest.returns)
     for seed, mean in enumerate(newest.returns if count <= LISTED_SEEDS else ()):

@@ -51,12 +51,13 @@ from common.device.programs import set_up_cache
 from common.device.rollout import split_keys
 from common.envs import spaces
 from common.envs.environment import Env
-from common.envs.masks import is_mask, legal_actions, nothing_legal
+from common.envs.masks import check_parts, is_mask, legal_actions, nothing_legal
 from common.envs.registry import make, make_host
 from common.envs.spaces import Box, EnvSpec
 from common.envs.suite_tools import readable_errors
 
 NUM_ENVS = 4
+LARGE = 100  # beyond it networks learn badly
 SLOW_RESET = 10  # times as long as a step
 
 
@@ -104,6 +105,7 @@ def check_env(args: Args) -> list[Finding]:
 
 def _play_on_device(args: Args) -> tuple[EnvSpec, Played, Played]:
     env = make(args.env, args.env_params)
+    check_parts(env)
     reset = jax.jit(jax.vmap(env.reset))
     step = jax.jit(jax.vmap(env.step))
     act = jax.jit(jax.vmap(lambda key, obs: spaces.sample(key, env.action_space, legal_actions(obs))))
@@ -145,6 +147,7 @@ def _play_on_host(args: Args) -> tuple[EnvSpec, Played, Played]:
         timeouts = {"reset_timeout": args.reset_timeout, "step_timeout": args.step_timeout}
         envs = make_host(args.env, NUM_ENVS, args.seed, args.env_params, vectorization="async", **timeouts)
         try:
+            check_parts(envs.spec)
             with readable_errors(f"environment {args.env} cannot be stepped"):
                 played.append(_host_steps(args, envs))
         finally:
@@ -194,9 +197,18 @@ def _seconds(function: Any) -> float:
 def _describe_obs(spec: EnvSpec, played: Played) -> Iterator[str]:
     """A line for each part of observations: its space, and the numbers that were there."""
     for name, leaf, dtype, x in spaces.leaves(spec.observation_space, spec.obs_dtype, played.obs):
-        space = f"{leaf}" if not isinstance(leaf, Box) else f"{leaf} {leaf.low.min():g} to {leaf.high.max():g}"
+        space = f"{leaf} {_bounds(leaf)}" if isinstance(leaf, Box) else f"{leaf}"
         seen = f"{np.min(x):g} to {np.max(x):g}" if np.size(x) else "nothing"
         yield f"{name + ': ' if name else ''}{space}, {dtype}, seen {seen}"
+
+
+def _bounds(leaf: Box) -> str:
+    """The bounds of a Box in words; such as gymnasium's largest float count as none."""
+    bounded = (np.abs(leaf.low) < 1e30) & (np.abs(leaf.high) < 1e30)
+    if not bounded.any():
+        return "without bounds"
+    ends = f"{leaf.low[bounded].min():g} to {leaf.high[bounded].max():g}"
+    return ends if bounded.all() else f"{ends}, {np.sum(~bounded)} of {bounded.size} without bounds"
 
 
 def _findings(spec: EnvSpec, played: Played, again: Played) -> Iterator[Finding]:
@@ -213,17 +225,19 @@ def _numbers(spec: EnvSpec, played: Played) -> Iterator[Finding]:
     for name, leaf, x, first in spaces.leaves(spec.observation_space, played.obs, played.first_obs):
         what = f"observations{f' {name}' if name else ''}"
         for values, when in ((first, "at a reset"), (x, "after a step")):
-            if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
+            with np.errstate(over="ignore"):
+                finite = np.isfinite(np.asarray(values).astype(np.float32)).all()  # as networks take them
+            if not finite:
                 bad = True
-                yield Finding("wrong", f"{what} are not finite {when}")
+                yield Finding("wrong", f"{what} are not finite {when}, or too large for float32")
         if not isinstance(leaf, Box) or is_mask(name):
             continue
-        low, high = np.min(x, axis=(0, 1), initial=np.inf), np.max(x, axis=(0, 1), initial=-np.inf)
+        low, high = np.min(x, axis=(0, 1)), np.max(x, axis=(0, 1))
         if np.any(low < leaf.low) or np.any(high > leaf.high):
             yield Finding("note", f"{what} leave their bounds: {np.min(low):g} to {np.max(high):g} were seen")
-        if x.size and np.all(low == high):
+        if np.all(low == high):
             yield Finding("note", f"{what} are always the same, whatever the actions")
-        elif np.any(np.maximum(np.abs(low), np.abs(high)) > 100):
+        elif np.max(np.abs([low, high])) > LARGE and x.dtype != np.uint8:
             yield Finding("note", f"{what} are large: train with --normalize-obs")
     if not np.isfinite(played.reward).all():
         bad = True

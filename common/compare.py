@@ -273,6 +273,11 @@ def _steps_text(steps: float) -> str:
     return f"{steps:,.0f}" if math.isfinite(steps) else "-"
 
 
+def _as_text(cell: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula: names may come from another's run directory."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "@")) else cell
+
+
 def run_command(args: Args) -> None:
     """What the command does."""
     if args.csv:
@@ -285,7 +290,7 @@ def run_command(args: Args) -> None:
         print(OF_BASELINE)
     if args.csv:
         with replacing(Path(args.csv)) as temporary:
-            table.to_csv(temporary, index=False)
+            table.map(_as_text).to_csv(temporary, index=False)
         print(f"saved    {printable(args.csv)}")
 
 

@@ -42,6 +42,7 @@ CASES = [
     *(("pqn", flag, f"{flag}, CartPole-v1") for flag in ("--encoder nature", "--image-scale 0.1")),
     ("appo", "--env gymnasium:host_toys:TextToy-v0", "Text"),
     ("ppo", """--env-params '{"gravty": 5}'""", "gravty, gravity"),
+    ("ppo", """--env-params '{"gravity": NaN}'""", "--env-params, NaN"),
     ("ppo", """--env-params '{"max_steps_in_episode": "choice:0,5"}'""", "max_steps_in_episode, at least 1, 0"),
     ("ppo", """--env-params '{"gravity": [9, 8]}'""", "gravity, 9.8, [9, 8]"),
     ("ppo", "--log-info discount disc", "--log-info disc"),

@@ -3,11 +3,14 @@
 import sysconfig
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from helpers import make_env
 
 from common import check_env
 from common.cli.errors import TrainingError, UsageError
+from common.envs import spaces
+from common.envs.masks import check_parts
 from common.envs.suite_tools import place_in_code
 from suites.tools.processes import InItsProcess
 
@@ -63,6 +66,28 @@ def test_nothing_is_wrong_with_an_environment_of_a_suite(capsys):
     assert not found["wrong"] and "finite" in found["ok"] and "same episodes" in found["ok"]
     assert "every reward is 1" in found["note"]
     assert "Box[4]" in capsys.readouterr().out
+
+
+def test_whole_numbers_and_large_ones_are_told(capsys):
+    spec = make_env("CartPole-v1").spec
+    space = {"codes": spaces.box((2,), 0, 5), "far": spaces.box((1,))}
+    spec = spec._replace(observation_space=space, obs_dtype={"codes": np.dtype(np.int8), "far": np.dtype(np.float64)})
+    first = {"codes": np.zeros((1, 2), np.int8), "far": np.zeros((1, 1))}
+    after = {"codes": np.int8([[[0, 5]], [[7, 5]]]), "far": np.array([[[1e39]], [[2e39]]])}
+    zeros, no = np.zeros((2, 1)), np.zeros((2, 1), bool)
+    played = check_env.Played(first, after, zeros, no, no, ~no, 1.0, 1.0)
+    found = list(check_env._numbers(spec, played))
+    assert [x.text for x in found if x.kind == "wrong"] == [
+        "observations far are not finite after a step, or too large for float32"
+    ]
+    assert any("codes leave their bounds: 0 to 7" in x.text for x in found)
+
+
+def test_parts_without_numbers_are_refused():
+    spec = make_env("CartPole-v1").spec
+    for space in (spaces.box((0,)), {"x": spaces.box((2, 0)), "y": spaces.box((1,))}):
+        with pytest.raises(UsageError, match="no numbers"):
+            check_parts(spec._replace(observation_space=space))
 
 
 def test_numbers_that_are_not_finite_fail_the_check(broken_envs, capsys):

@@ -266,7 +266,12 @@ def test_equal_runs_count_once(tmp_path, capsys):
     assert row["seeds"] == 2
     (note,) = capsys.readouterr().err.splitlines()
     assert "copy" in note and "equal" in note
-    (row,) = compared(*runs)
+    with Path(runs[1], "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"env_steps": 200, TRAINING: [3, 4]}) + "\n")
+    (row,) = compared(*runs[:2])
+    assert row["seeds"] == 4, "with other metrics it is no copy"
+    capsys.readouterr()
+    (row,) = compared(*runs[::2])
     assert row["seeds"] == 4, "the same seeds with another result, on another machine perhaps"
     assert "seeds 0, 1 count more than once" in capsys.readouterr().err
 

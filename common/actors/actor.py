@@ -18,7 +18,7 @@ from common.device.statistics import Tally, kind_of
 from common.envs import spaces
 from common.envs.bytes import spec_with_byte_max
 from common.envs.host import HostEnvs, HostStep, begins, evaluation_params
-from common.envs.masks import check_legal, legal_actions
+from common.envs.masks import check_legal, check_parts, legal_actions
 from common.envs.numbers import cast
 from common.envs.registry import make_host
 from common.envs.spaces import Box, Discrete, EnvSpec
@@ -194,6 +194,7 @@ def _step_once(worker: Worker) -> None:
     Actors would make it anew, in vain, again and again.
     """
     name = worker.envs.spec.name
+    check_parts(worker.envs.spec)
     with readable_errors(f"environment {name} cannot be reset"):
         stepper = Stepper(worker)
     with readable_errors(f"environment {name} cannot be stepped"):

@@ -88,10 +88,15 @@ def _numbers(what: str, text: str, between: str) -> tuple[float, ...]:
     return numbers
 
 
+def _refuse_constant(name: str) -> None:
+    """Refuse NaN and Infinity, which Python's JSON has and no parameter can be: NaN counts as true, and so on."""
+    raise ValueError(f"{name} is no number in JSON")
+
+
 def read_params(env_params: str, flag: str = "--env-params") -> dict[str, Any]:
     """The JSON object that a `flag` is; nothing where it is empty."""
     try:
-        params = json.loads(env_params or "{}")
+        params = json.loads(env_params or "{}", parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{flag} {shortened(repr(env_params))} is not JSON: {error}") from error
     if not isinstance(params, dict):

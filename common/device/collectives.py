@@ -97,8 +97,7 @@ def _collective(operation: JaxprEqn, operands: list[Any], never: jax.Array) -> R
 
 
 def _scan(params: dict[str, Any], operands: list[Any], never: jax.Array) -> Results:
-    start, end = params["num_consts"], params["num_consts"] + params["num_carry"]
-    constants, carry, inputs = operands[:start], operands[start:end], operands[end:]
+    constants, carry, inputs = _operands_of_scan(params, operands)
 
     def step(carry: tuple, inputs: list) -> tuple:
         never, *carry = carry
@@ -108,6 +107,16 @@ def _scan(params: dict[str, Any], operands: list[Any], never: jax.Array) -> Resu
     options = {name: params[name] for name in ("length", "reverse", "unroll")}
     (never, *carry), outputs = jax.lax.scan(step, (never, *carry), inputs, **options)
     return [*carry, *outputs], never
+
+
+def _operands_of_scan(params: dict[str, Any], operands: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Constants, carry and inputs of a scan."""
+    if "ft_in" in params:  # from JAX 0.11 on
+        constants, carry, inputs = map(list, params["ft_in"].update(operands).unpack())
+        return constants, carry, inputs
+    start = params["num_consts"]
+    end = start + params["num_carry"]
+    return operands[:start], operands[start:end], operands[end:]
 
 
 def _while(params: dict[str, Any], operands: list[Any], never: jax.Array) -> Results:

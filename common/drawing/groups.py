@@ -19,7 +19,7 @@ from common.cli.files import is_run, read_config
 from common.cli.run_flags import ONE_TIME
 from common.runs.estimates import Kind
 from common.runs.metrics import EVALUATION, TRAINING, Log, Series, is_number, read_log
-from common.runs.reports import checksum_of
+from common.runs.reports import checksum_of, has_damaged_result
 
 RUNS = tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
 
@@ -100,8 +100,9 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
             raise UsageError(f"--by {name}: none of the runs has this flag; {suggest(name, known)}")
     logged = [run for run in runs if run.log.names]
     if not logged:
-        raise UsageError(f"{paths[0]} has no metrics yet: wait for the first row of its metrics.jsonl")
+        raise UsageError(f"{paths[0]} has no metrics yet, its metrics.jsonl no row: wait for the first, if it goes on")
     say(f"{path}: no metrics yet, left out" for path in paths if path not in {run.path for run in logged})
+    say(f"{path}: its result.json is damaged" for path in paths if has_damaged_result(path))
     counted, repeated = once_each(logged)
     groups = group(counted, selection.by)
     say([*repeated, *pooled(groups), *side_by_side(groups)])
@@ -133,14 +134,16 @@ def _parts(path: Path, metrics: Iterable[str]) -> Iterator[LoggedRun]:
 
 
 def once_each(runs: Iterable[LoggedRun]) -> tuple[list[LoggedRun], list[str]]:
-    """The runs without repetitions: same flags, same seeds and the same state in the end; and a note on each of those.
+    """The runs without repetitions, and a note on each: same flags, seeds and metrics, and the same state in the end.
 
     A repetition says nothing about other seeds, and would make intervals too narrow.
     """
     places: dict[str, int] = {}
     counted, notes = [], []
     for run in runs:
-        name = json.dumps([run.algorithm, run.flags["env"], run.meaning, run.seeds, run.checksum], sort_keys=True)
+        logged = {name: (one.steps.tolist(), one.values.tolist()) for name, one in run.log.series.items()}
+        identity = [run.algorithm, run.flags["env"], run.meaning, run.seeds, run.checksum, logged]
+        name = json.dumps(identity, sort_keys=True)
         if run.checksum and name in places:
             first = counted[places[name]]
             counted[places[name]] = first._replace(copies=(*first.copies, run.path))

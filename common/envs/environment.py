@@ -45,7 +45,7 @@ import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs import spaces
-from common.envs.masks import PRIVILEGED, check_mask, has_privileged
+from common.envs.masks import PRIVILEGED, check_parts, has_privileged
 from common.envs.spaces import Box, Discrete, EnvSpec, is_image, leaves
 from common.envs.suite_tools import is_number
 
@@ -177,7 +177,7 @@ def select(condition: jax.Array, yes: Any, no: Any) -> Any:
 
 def check_spaces(args: Any, env: Any) -> None:
     """Raise UsageError where a mask, or a flag that the algorithm has, does not fit the spaces of an Env or EnvSpec."""
-    check_mask(env)
+    check_parts(env)
     if getattr(args, "share_torso", False) and has_privileged(env.observation_space):
         raise UsageError(f"--share-torso would hide the {PRIVILEGED} of {env.name} from the critic, for whom it is")
     observed, acted = ([leaf for _, leaf in leaves(space)] for space in (env.observation_space, env.action_space))

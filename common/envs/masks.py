@@ -75,8 +75,17 @@ def largest_entropy(legal: jax.Array) -> jax.Array:
     return jnp.log(jnp.maximum(jnp.sum(legal, axis=-1), 1))
 
 
-def check_mask(env: Any) -> None:
-    """Raise UsageError where `env` has a mask that does not fit its actions."""
+def check_parts(env: Any) -> None:
+    """Raise UsageError where an Env or EnvSpec has a part without numbers, or a mask that does not fit its actions."""
+    for what, space in (("observation", env.observation_space), ("action", env.action_space)):
+        for name, leaf in leaves(space):
+            if 0 in leaf.shape:
+                part = f" {name}" if name else ""
+                raise UsageError(f"environment {env.name}: its {what}{part} of shape {leaf.shape} has no numbers")
+    _check_mask(env)
+
+
+def _check_mask(env: Any) -> None:
     space, choices = env.observation_space, choices_of(env.action_space)
     if not isinstance(space, Mapping) or MASK not in space:
         return

@@ -251,6 +251,11 @@ def checksum_of(run_dir: Path) -> str | None:
     return checksum if isinstance(checksum, str) else None
 
 
+def has_damaged_result(run_dir: Path) -> bool:
+    """Tell if a run has a `result.json` that cannot be read."""
+    return (run_dir / RESULT).exists() and not isinstance(read_json(run_dir, RESULT), dict)
+
+
 def has_ended_at(run_dir: Path, step: int) -> bool:
     """Whether nothing cut the run short at this step, as `result.json` says."""
     return result_at(run_dir, step).get("status") in ("finished", "stopped")

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -33,6 +33,8 @@ from common.flags import (
 @dataclass(kw_only=True)
 class Args(ActorArgs):
     """Train APPO or IMPALA on environments that step on the host, in threads beside the learner."""
+
+    tuned_like: ClassVar[str] = "appo_pmap"  # a copy of this file starts from the same tuned flags
 
     # advantage
     gamma: Discount = 0.99

@@ -7,7 +7,7 @@ python algos/dqn_pmap.py --help
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -35,6 +35,8 @@ class Args(OffPolicyArgs):
 
     Environments on the host have other flags.
     """
+
+    tuned_like: ClassVar[str] = "dqn_pmap"  # a copy of this file starts from the same tuned flags
 
     env: str = "CartPole-v1"
     total_timesteps: Steps = 50_000

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -21,6 +21,8 @@ class Args(OnPolicyArgs):
 
     Environments on the host have other flags.
     """
+
+    tuned_like: ClassVar[str] = "ppo_pmap"  # a copy of this file starts from the same tuned flags
 
     # rollout and advantage
     num_steps: Count = 64

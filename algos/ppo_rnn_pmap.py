@@ -7,7 +7,7 @@ python algos/ppo_rnn_pmap.py --help
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -33,6 +33,8 @@ class Args(RecurrentArgs):
 
     Environments on the host have other flags.
     """
+
+    tuned_like: ClassVar[str] = "ppo_rnn_pmap"  # a copy of this file starts from the same tuned flags
 
     # rollout and advantage
     num_steps: Count = 128

@@ -7,7 +7,7 @@ python algos/pqn_pmap.py --help
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -34,6 +34,8 @@ class Args(RecurrentArgs):
 
     Environments on the host have other flags.
     """
+
+    tuned_like: ClassVar[str] = "pqn_pmap"  # a copy of this file starts from the same tuned flags
 
     # rollout and returns
     num_steps: Count = 64

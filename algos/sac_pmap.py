@@ -8,7 +8,7 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -37,6 +37,8 @@ class Args(OffPolicyArgs):
 
     Environments on the host have other flags.
     """
+
+    tuned_like: ClassVar[str] = "sac_pmap"  # a copy of this file starts from the same tuned flags
 
     env: str = "Pendulum-v1"
 

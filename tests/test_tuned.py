@@ -1,6 +1,7 @@
 """Flags that were tuned for an environment: what the command line takes of them, and the tables of the kit."""
 
 import importlib
+import re
 import sys
 import tomllib
 
@@ -9,6 +10,7 @@ from cli_helpers import ROOT, check_words, in_process, read_config, refusal
 
 from common.cli.command import parse
 from common.cli.errors import UsageError
+from common.runs.reports import flag_lines
 
 TABLE = """
 ["Pendulum-*, CartPole-*"]
@@ -106,3 +108,36 @@ def test_entries_of_the_kit_fit_and_differ_from_the_defaults():
         flags, defaults = algorithm.tuned_entry(env).flags, algorithm(env=env)
         same = [name for name, value in flags.items() if value == getattr(defaults, name)]
         assert not same, f"{path.stem} {pattern} repeats the defaults of {same}"
+
+
+def test_a_copy_of_an_algorithm_starts_from_the_same_tuned_flags(tmp_path, monkeypatch):
+    """In any folder, also where it has lost a flag of the table."""
+    text = (ROOT / "algos" / "ppo_pmap.py").read_text()
+    lost = re.sub(r'    normalize_obs: bool = False\n    """.*?"""\n', "", text)
+    assert lost != text
+    for name, code in {"copied_ppo": text, "shorter_ppo": lost}.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    original = parse(importlib.import_module("algos.ppo_pmap").Args, ["--env", "Acrobot-v1"])
+    copied = parse(importlib.import_module("copied_ppo").Args, ["--env", "Acrobot-v1"])
+    shorter = parse(importlib.import_module("shorter_ppo").Args, ["--env", "Acrobot-v1"])
+    assert vars(copied) == vars(original) and original.num_envs == shorter.num_envs != 32
+    assert vars(original).keys() - vars(shorter).keys() == {"normalize_obs"}
+
+
+def test_a_copy_keeps_recipes(tmp_path, monkeypatch):
+    (tmp_path / "copied_sac.py").write_text((ROOT / "algos" / "sac_pmap.py").read_text())
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["--recipe", "crossq", "--no-tuned"]
+    original = parse(importlib.import_module("algos.sac_pmap").Args, words)
+    assert vars(parse(importlib.import_module("copied_sac").Args, words)) == vars(original)
+
+
+def test_the_header_says_where_flags_come_from():
+    args_class = importlib.import_module("algos.ppo_pmap").Args
+    for args, told in (
+        (args_class.for_env("Acrobot-v1"), "ppo_pmap.toml for Acrobot-v1; --no-tuned"),
+        (args_class(env="Acrobot-v1"), "not taken"),
+        (args_class(env="CartPole-v1"), "none"),
+    ):
+        assert told in next(line for line in flag_lines(args) if line.startswith("tuned"))

@@ -32,6 +32,7 @@ class HostEvaluation:
     """Plays greedy episodes beside the training, evaluations in turn; in the first process, which tells others.
 
     Environments are kept from one evaluation to the next where a seed in their reset makes them begin as new ones do.
+    State that outlives such a reset and does not show in the first observation goes on, such as running statistics.
     """
 
     def __init__(self, args: HostEnvArgs, algorithm: Any, warn: Callable[[str], None]):

@@ -178,6 +178,10 @@ OTHER_NAMES |= {"--start-e": "--epsilon-start", "--end-e": "--epsilon-end"}
 OTHER_NAMES |= {"--exploration-fraction": "--epsilon-fraction", "--target-network-frequency": "--target-frequency"}
 
 
+SEEDS_ON_HOST = ": for seed in 0 1 2; do python ... --seed $seed; done trains them one after another, and "
+SEEDS_ON_HOST += "common.compare and common.plot put their runs together"
+
+
 def _known_elsewhere(args_class: type, argv: list[str]) -> str:
     """That a word is another kit's name of a flag, or a flag of the place where the environment does not step."""
     places = {where: getattr(args_class, f"on_{where}", args_class) for where in ("device", "host")}
@@ -187,7 +191,8 @@ def _known_elsewhere(args_class: type, argv: list[str]) -> str:
             return f"{flag} is called {OTHER_NAMES[flag]} here"
         for where, other in places.items():
             if flag not in own and flag in map(flag_of, kinds_of(other)):
-                return f"{flag} is for environments that step on the {where}, and this one does not"
+                told = f"{flag} is for environments that step on the {where}, and this one does not"
+                return told + (SEEDS_ON_HOST if flag == "--num-seeds" else "")
     return ""
 
 

@@ -178,9 +178,10 @@ class Entry(NamedTuple):
         return f"{Path(*self.path.parts[-3:])} for {self.pattern}"
 
 
-def find_entry(script: Path, folder: str, name: str, known: set[str]) -> Entry | None:
+def find_entry(script: Path, folder: str, name: str, known: set[str], are_all_known: bool = True) -> Entry | None:
     """What the file in a `folder` beside an algorithm's `script` has for `name`: by that very name, else by the first
-    pattern. Raises UsageError where the file will not do, or has other than the `known` flags.
+    pattern. Raises UsageError where the file will not do, or has other than the `known` flags; unless all of them have
+    to be known, those are left out.
     """
     path = script.parent / folder / f"{script.stem}.toml"
     if not path.exists():
@@ -195,6 +196,8 @@ def find_entry(script: Path, folder: str, name: str, known: set[str]) -> Entry |
     if pattern is None:
         return None
     flags = {flag: tuple(value) if isinstance(value, list) else value for flag, value in tables[pattern].items()}
+    if not are_all_known:
+        flags = {flag: value for flag, value in flags.items() if flag in known}
     if unknown := sorted(flags.keys() - known):
         raise UsageError(f"{path} has {unknown[0]} for {pattern}, which is no flag to be set there")
     return Entry(path, pattern, flags)

@@ -10,7 +10,6 @@ from common.cli.checks import Bounds, Count, CountOrZero, Steps, Timeout, check_
 from common.cli.device_flags import ReplayArgs, RolloutArgs
 from common.cli.env_flags import steps_on_host
 from common.cli.errors import UsageError
-from common.cli.files import find_entry
 from common.cli.run_flags import ArgsFactory, RunArgs
 
 Size = Annotated[int, Bounds(at_least=1, at_most=2**20)]
@@ -218,8 +217,7 @@ def _class_for(flags: type, place: type, recipe: str) -> type:
     if recipe == flags.recipe:
         return make(type(flags.__name__, (flags, place), names))
     plain = _class_for(flags, place, flags.recipe)
-    entries = (find_entry(script, "recipes", recipe, plain.lasting_flags()) for script in plain.scripts())
-    if (entry := next(filter(None, entries), None)) is None:
+    if (entry := plain.entry_in("recipes", recipe, plain.lasting_flags())) is None:
         return plain
     defaults = entry.flags | {"recipe": recipe, "variant": f" ({recipe})"}
     kinds = {field.name: field.type for field in dataclasses.fields(plain) if field.name in defaults}

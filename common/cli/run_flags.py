@@ -74,9 +74,13 @@ class Members(NamedTuple):
     hyper: dict[str, Any]  # lists or arrays of the flags in which they differ
 
 
+ALGORITHMS = Path(__file__).resolve().parents[2] / "algos"
+
+
 class ArgsFactory:
     """The ways to make the flags of an algorithm other than by naming each."""
 
+    tuned_like: ClassVar[str] = ""  # algorithm of the kit whose tuned flags and recipes serve a file without its own
     variant: ClassVar[str] = ""  # what stands behind an environment's name in algos/tuned/, of flags of a recipe
 
     @classmethod
@@ -104,14 +108,29 @@ class ArgsFactory:
 
     @classmethod
     def tuned_entry(cls, env: str) -> Entry | None:
-        """What was tuned for `env`. Raises UsageError where it has flags or values that the algorithm does not take."""
-        entry = find_entry(cls.scripts()[0], "tuned", env + cls.variant, cls.lasting_flags() - {"env", "seed"})
+        """Find what was tuned for `env`, in the table beside the algorithm's file or beside the one it was copied from.
+
+        Raises UsageError where its own table has flags or values that the algorithm does not take.
+        """
+        known = cls.lasting_flags() - {"env", "seed"}
+        entry = cls.entry_in("tuned", env + cls.variant, known)
         if entry:
             try:
                 cls(**entry.flags | {"env": env})
             except UsageError as error:
                 raise UsageError(f"{entry.path}, {entry.pattern}: {error}") from error
         return entry
+
+    @classmethod
+    def entry_in(cls, folder: str, name: str, known: set[str]) -> Entry | None:
+        """Find the table for `name` in a `folder` beside the files with these flags, else beside those of the kit.
+
+        Of the latter only the `known` flags are taken: a copy of an algorithm may have lost some.
+        """
+        for script in cls.scripts():
+            if (script.parent / folder / f"{script.stem}.toml").exists():
+                return find_entry(script, folder, name, known)
+        return find_entry(ALGORITHMS / f"{cls.tuned_like}.py", folder, name, known, are_all_known=False)
 
     @classmethod
     def stored_flags(cls, run_dir: str | Path, **overrides: Any) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class TrainResult:
 def header(run: Any, env: str, notes: dict[str, str], changes: list[str]) -> str:
     """Devices, environment, flags, derived sizes, and what a resumed run changes, before anything slow begins."""
     args = run.args
-    lines = [f"devices  {describe(run.devices)}", f"env      {env}", *_flags(args)]
+    lines = [f"devices  {describe(run.devices)}", f"env      {env}", *flag_lines(args)]
     lines += [f"sizes    {line}" for line in args.sizes(len(run.devices))]
     if args.is_population:
         differ = f", which differ in {', '.join(args.members.hyper)}" if args.members.hyper else ""
@@ -66,16 +66,20 @@ def header(run: Any, env: str, notes: dict[str, str], changes: list[str]) -> str
     return "\n".join(map(printable, [*lines, *(f"changed  {change}" for change in changes)]))
 
 
-def _flags(args: Any) -> list[str]:
+def flag_lines(args: Any) -> list[str]:
     """The flags that differ from their defaults, and where they come from."""
-    entry = args.tuned_entry(args.env) if args.tuned and not args.resume else None
-    found = entry.flags if entry else {}
+    entry = args.tuned_entry(args.env) if not args.resume else None
+    found = entry.flags if entry and args.tuned else {}
     defaults = {name: value for name, value in defaults_of(type(args)).items() if name not in (*ONE_TIME, "env")}
     usual = defaults | found
     others = {"recipe": args.recipe} if args.variant else {}
     others |= {name: getattr(args, name) for name in usual if getattr(args, name) != usual[name]}
     tuned = {name: value for name, value in found.items() if getattr(args, name) == value != defaults.get(name)}
     lines = [f"tuned    {as_command_line(tuned)} (from {entry}; --no-tuned leaves them out)"] if tuned else []
+    if entry and not args.tuned:
+        lines = [f"tuned    not taken: {entry}, which is --tuned, or in Python Args.for_env({args.env!r})"]
+    elif not entry and not args.resume:
+        lines = ["tuned    none for this environment: these are the defaults"]
     return lines + ([f"flags    {as_command_line(others)}"] if others else [])
 
 

@@ -123,9 +123,9 @@ def _beside_others(chapters: list[tuple[str, str, list[Record]]]) -> str:
 
 
 def _verdict(ours: Interval | None, theirs: Interval | None) -> str:
-    """Where their interval lies, beside ours; nothing where they overlap. Those of single seeds say nothing."""
+    """Say where their interval lies, beside ours; nothing where they overlap. Few seeds have none."""
     if not (ours and theirs):
-        return "one seed"
+        return "few seeds"
     return "below" if ours.low > theirs.high else "above" if theirs.low > ours.high else ""
 
 

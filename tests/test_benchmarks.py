@@ -72,7 +72,7 @@ def test_learning_writes_what_came_of_all_seeds(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"has 2 seeds x 4,096 steps, and this would replace it by 1 seeds x 4,096"):
         learning.learn(dataclasses.replace(args, seeds=1))
     report.report(report.Args(results=args.results, page=str(tmp_path / "page.md")))
-    assert f"| {np.mean(record['returns'][-1]):.4g} [" in (tmp_path / "page.md").read_text()
+    assert f"| {np.mean(record['returns'][-1]):.4g} |" in (tmp_path / "page.md").read_text()
 
 
 def test_every_task_has_flags_that_its_algorithm_takes():

@@ -78,7 +78,7 @@ def test_it_goes_on_after_a_failed_actor_and_resumes(algorithm, tmp_path):
     memory = {"rnn_size": 8} if algorithm is ppo_rnn else {}
     trouble = f'{{"raise_at": 10, "once": "{tmp_path}/once"}}'
     half = train(tmp_path / "run", algorithm, stop_after=64, env_params=trouble, **memory)
-    whole = algorithm.train(algorithm.Args.from_run(tmp_path / "run", env=TOY))
+    whole = algorithm.train(algorithm.Args.from_run(tmp_path / "run", env=TOY, env_params=trouble))
     assert (half.env_steps, whole.env_steps, whole.status) == (64, 128, "finished")
     assert max(row["actors/restarts"] for row in rows_with("actors/restarts", tmp_path / "run")) == 1
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(whole.params))

@@ -33,7 +33,7 @@ from common.envs.spaces import EnvSpec
 from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, step_of
 from common.runs.console import Console
 from common.runs.directory import ROOT
-from common.runs.reports import ranked, training_returns
+from common.runs.results import ranked, training_returns
 
 ALGOS = (ROOT / "algos").resolve()
 

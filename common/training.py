@@ -36,7 +36,8 @@ from common.envs.variation import run_env
 from common.runs.directory import describe_shared
 from common.runs.lock import locked
 from common.runs.recorder import Callback
-from common.runs.reports import TrainResult, ranked, training_returns
+from common.runs.reports import TrainResult
+from common.runs.results import ranked, training_returns
 from common.runs.run import Run
 
 

@@ -36,7 +36,7 @@ from common.cli.command import parse
 from common.cli.errors import UsageError
 from common.runs.checkpoints import UNFINISHED
 from common.runs.lock import LOCK, check_free, locked
-from common.runs.reports import has_ended_at, stored_evaluation
+from common.runs.results import has_ended_at, stored_evaluation
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 TOTAL = 16 * STEPS

@@ -34,7 +34,7 @@ from common.runs.checkpoints import Arrays, Checkpoints, sha256
 from common.runs.evaluator import MOST_PENDING, Evaluations
 from common.runs.metrics import jsonable
 from common.runs.recorder import Clock
-from common.runs.reports import Score
+from common.runs.results import Score
 from common.runs.saving import Saver, Start
 
 T, N = 6, 8

@@ -21,7 +21,8 @@ from common.drawing.groups import LoggedRun, align, group, pooled
 from common.runs.estimates import difference, estimate, interval, mean_over_steps, spread
 from common.runs.metrics import EVALUATION, RECENT, TRAINING, Log, LogWriter, Series, read_log, summarized
 from common.runs.recorder import Clock
-from common.runs.reports import ranked, summary_of_seeds
+from common.runs.reports import summary_of_seeds
+from common.runs.results import ranked
 
 
 def rows(steps, values, wall=None, metric=TRAINING):

@@ -31,7 +31,7 @@ from common.runs.checkpoints import Checkpoints, Damaged, read
 from common.runs.directory import claim_directory
 from common.runs.lock import LOCK, locked
 from common.runs.metrics import LogWriter, read_log
-from common.runs.reports import stored_evaluation
+from common.runs.results import stored_evaluation
 from common.runs.saving import Saver, Start
 
 STOPPED = "stopped before it compiles"

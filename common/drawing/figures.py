@@ -11,7 +11,7 @@ from common.cli.files import replacing
 from common.drawing.groups import align, final_returns
 from common.runs.estimates import Interval
 from common.runs.metrics import EVALUATION, RECENT, TRAINING, Log, Series, read_log
-from common.runs.reports import ranked, training_returns
+from common.runs.results import ranked, training_returns
 
 AXES = {
     "env_steps": "environment steps",

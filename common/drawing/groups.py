@@ -19,7 +19,7 @@ from common.cli.files import is_run, read_config
 from common.cli.run_flags import ONE_TIME
 from common.runs.estimates import Kind
 from common.runs.metrics import EVALUATION, TRAINING, Log, Series, is_number, read_log
-from common.runs.reports import checksum_of, has_damaged_result
+from common.runs.results import checksum_of, has_damaged_result
 
 RUNS = tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
 

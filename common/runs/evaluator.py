@@ -14,7 +14,7 @@ from common.device.evaluation import SEED, Episodes, were_stuck
 from common.envs.masks import NO_LEGAL_ACTION
 from common.runs.checkpoints import overall
 from common.runs.metrics import Row
-from common.runs.reports import Score
+from common.runs.results import Score
 
 POLL_INTERVAL = 0.01  # seconds between two looks at an evaluation that is waited for
 MOST_PENDING = 8  # evaluations, each with a learner on the host

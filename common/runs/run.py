@@ -21,7 +21,7 @@ from common.cli.files import write_json
 from common.device import multihost
 from common.device.programs import Programs, compile_together, set_up_cache
 from common.device.sharding import host_like, place
-from common.runs import reports
+from common.runs import reports, results
 from common.runs.console import Console
 from common.runs.directory import agree_on_directory, check_shared, claim_directory, describe_run
 from common.runs.evaluator import Evaluations
@@ -87,7 +87,7 @@ class Run:
         with suppress(Exception):
             if isinstance(error, Exception) and self.dir and is_ours(self.dir):
                 reason = {"reason": f"{type(error).__name__}: {error}"}
-                write_json(self.dir / reports.RESULT, reports.result(self, "failed") | reason)
+                write_json(self.dir / results.RESULT, reports.result(self, "failed") | reason)
         self.console.attempt("log", self.recorder.close)
 
     def start(self, programs: Programs, members: Any, shapes: Any, example: Any, beside: Any = None) -> tuple[Any, Any]:
@@ -205,8 +205,8 @@ class Run:
         if self.args.benchmark and multihost.is_first():
             print(json.dumps(reports.benchmark_line(self, record)))
         if self.dir:
-            if state is not None or status != reports.result_at(self.dir, self.steps).get("status"):
-                write_json(self.dir / reports.RESULT, record)
+            if state is not None or status != results.result_at(self.dir, self.steps).get("status"):
+                write_json(self.dir / results.RESULT, record)
             if status == "finished":
                 (self.dir / "DONE").touch()
             lines = []

@@ -15,7 +15,7 @@ from common.device.sharding import Arrays, flatten, to_host, unflatten
 from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, sha256
 from common.runs.console import Console
 from common.runs.lock import is_ours
-from common.runs.reports import Score, has_ended_at, stored_evaluation
+from common.runs.results import Score, has_ended_at, stored_evaluation
 
 TRANSFERRED = tuple(f"learner/{name}/" for name in ("params", "target_params", "obs_stats", "return_stats"))
 """What --init-from takes over."""

@@ -182,6 +182,7 @@ PARTIAL = "gymnasium:pmaprl/PartialCartPole-v1"
         ("gymnasium:CartPole-v1", '{"reward": "mine.reward"}', "reward"),
         ("gymnasium:CartPole-v1", '{"reward": "v0.5"}', ""),
         ("mine:make", '{"level": "hard"}', "level"),
+        ("mine:make", '{"level": {"hard": 1}}', "level"),
         ("mine:make", '{"gravity": "uniform:8:12"}', ""),
         ("CartPole-v1", '{"gravity": "choice:8,1e1"}', ""),
         ("CartPole-v1", '{"gravity": "choice:/a"}', "gravity"),

@@ -138,7 +138,7 @@ def _is_setting(env: str, text: str) -> bool:
 
 
 def _keys_and_texts(name: str, value: Any) -> tuple[list[str], list[str]]:
-    """All keys in a value of JSON that has this name, its own among them, and all texts."""
+    """All keys in a value of JSON that has this name, its own among them, and all texts, to which inner keys belong."""
     keys, texts, waiting = [name], [], [value]
     while waiting:
         part = waiting.pop()
@@ -146,6 +146,7 @@ def _keys_and_texts(name: str, value: Any) -> tuple[list[str], list[str]]:
             texts.append(part)
         elif isinstance(part, dict):
             keys += part
+            texts += part
             waiting += part.values()
         elif isinstance(part, list):
             waiting += part

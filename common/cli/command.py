@@ -186,13 +186,16 @@ def _known_elsewhere(args_class: type, argv: list[str]) -> str:
     """That a word is another kit's name of a flag, or a flag of the place where the environment does not step."""
     places = {where: getattr(args_class, f"on_{where}", args_class) for where in ("device", "host")}
     own = {flag_of(name) for name in kinds_of(args_class)}
-    for flag in (re.sub("^--no-", "--", word.split("=")[0]) for word in argv):
-        if flag not in own and OTHER_NAMES.get(flag) in own:
+    unknown = [flag for flag in (re.sub("^--no-", "--", word.split("=")[0]) for word in argv) if flag not in own]
+    for flag in unknown:
+        if OTHER_NAMES.get(flag) in own:
             return f"{flag} is called {OTHER_NAMES[flag]} here"
-        for where, other in places.items():
-            if flag not in own and flag in map(flag_of, kinds_of(other)):
-                told = f"{flag} is for environments that step on the {where}, and this one does not"
-                return told + (SEEDS_ON_HOST if flag == "--num-seeds" else "")
+    for where, other in places.items():
+        elsewhere = set(map(flag_of, kinds_of(other)))
+        named = [flag for flag in dict.fromkeys(unknown) if flag in elsewhere]
+        if named:
+            told = f"{' and '.join(named)}: for environments that step on the {where}, and this one does not"
+            return told + (SEEDS_ON_HOST if "--num-seeds" in named else "")
     return ""
 
 

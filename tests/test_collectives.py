@@ -32,6 +32,18 @@ def of_every_kind(x):
     }
 
 
+def of_constants(x):
+    """Collectives of numbers that XLA knows, between those of numbers that it does not."""
+    results = []
+    for dtype in (jnp.float32, jnp.int32, jnp.uint8, jnp.bool_):
+        for number in (0, 1):
+            constant = jnp.full(3, number, dtype)
+            results.append(jax.lax.all_gather(constant, AXIS, tiled=True))
+            results.append(jax.lax.pmax(constant, AXIS))
+            results.append(jax.lax.all_gather(x + len(results), AXIS))
+    return results
+
+
 def in_a_scan(x):
     def step(carry, number):
         carry = carry + jax.lax.pmean(jnp.sin(x + number), AXIS)
@@ -78,7 +90,7 @@ def in_functions(x):
     return compiled(x), compiled(x + 1), gradient, mapped, again(x), doubled(x)
 
 
-@pytest.mark.parametrize("program", [of_every_kind, in_a_scan, in_a_loop, in_a_branch, in_functions])
+@pytest.mark.parametrize("program", [of_every_kind, of_constants, in_a_scan, in_a_loop, in_a_branch, in_functions])
 def test_a_program_in_one_order_gives_the_same_bits(program):
     x = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
     x[0, :4] = 0.0, -0.0, np.inf, np.nan

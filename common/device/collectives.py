@@ -91,8 +91,9 @@ def _collective(operation: JaxprEqn, operands: list[Any], never: jax.Array) -> R
     (operand,) = map(jnp.asarray, operands)
     if not operand.size:
         return _bind(operation, operands), never
-    # Never zeros, and the flag stays false whatever the result is: no number changes, not even the sign of a zero
-    (result,) = _bind(operation, [jnp.where(never, jnp.zeros_like(operand), operand)])
+    # Never ones, and the flag stays false whatever the result is: no number changes, not even the sign of a zero. Zeros
+    # would be the same number as an operand that is always zero: XLA would know the result, and so that the flag is false.
+    (result,) = _bind(operation, [jnp.where(never, jnp.ones_like(operand), operand)])
     return [result], never & (result.ravel()[0] != 0)
 
 

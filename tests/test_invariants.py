@@ -1,4 +1,4 @@
-"""The promises that PPO, recurrent PPO, PQN, DQN and SAC keep: X1 to X6, X8, X10 and X11 of the design."""
+"""The promises that PPO, recurrent PPO, PQN, DQN and SAC keep: X1 to X6 and X8 to X11 of CONTRIBUTING.md."""
 
 import functools
 import re

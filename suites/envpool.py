@@ -33,8 +33,9 @@ class SuiteEnv:
     def __init__(self, name: str, env_id: str, options: HostOptions):
         envpool = import_package("envpool")
         params = _checked_params(envpool, name, env_id, options.env_params)
-        if options.frames and "mujoco" not in envpool.registration.registry.specs[env_id][0]:
-            params = params | FRAMES  # MuJoCo would end the process where there is no display
+        self._draws = options.frames and "mujoco" not in envpool.registration.registry.specs[env_id][0]
+        if self._draws:
+            params = params | FRAMES
         params = params | {"num_envs": options.num_envs, "seed": options.seed}
         self._inner = envpool.make(env_id, env_type="gymnasium", **params)
         self._conversion = Conversion(name, self._inner.observation_space, self._inner.action_space)
@@ -66,6 +67,8 @@ class SuiteEnv:
         return obs
 
     def frame(self) -> np.ndarray:
+        if not self._draws:
+            raise UsageError("envpool would end the process where it draws MuJoCo without a display")
         return self._inner.render(np.zeros(1, np.int32))[0]
 
     def close(self) -> None:

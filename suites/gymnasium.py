@@ -85,7 +85,10 @@ class SuiteEnv:
 
     def frame(self) -> np.ndarray:
         one_by_one = getattr(self._inner, "envs", None)  # all together would all be drawn
-        return np.ascontiguousarray(one_by_one[0].render() if one_by_one else self._inner.render()[0], np.uint8)
+        drawn = one_by_one[0] if one_by_one else self._inner
+        if drawn.render_mode != FRAMES["render_mode"]:
+            raise UsageError(f"its metadata does not have the render mode {FRAMES['render_mode']}")
+        return drawn.render() if one_by_one else drawn.render()[0]
 
     def close(self) -> None:
         try:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
+from common.cli.errors import UsageError
 from common.cli.files import check_target, replacing
 from common.device.agents import Player, Seen, at_start
 from common.device.evaluation import episode_keys
@@ -24,7 +25,7 @@ from common.envs.environment import LONGEST_HORIZON, Env
 from common.envs.host import HostEnvs, HostStep
 from common.envs.masks import is_mask
 from common.envs.spaces import EnvSpec
-from common.envs.suite_tools import reason
+from common.envs.suite_tools import place_in_code, reason
 
 Paint = Callable[[int], Image.Image]  # the picture after so many steps of an episode
 MAX_FRAMES = 500  # that are drawn
@@ -54,6 +55,7 @@ class Recording(NamedTuple):
     actions: Any  # [T, ...] as the policy gave them
     rewards: np.ndarray  # [T]
     paint: Paint | None = None  # the pictures, where they were drawn while it was played
+    without_pictures: str = ""  # the reason why they were not, where they should have been
 
 
 def frame_stride(steps: int) -> int:
@@ -108,7 +110,7 @@ class RecordedEnvs:
         try:
             self._pictures[0] = fitting(self._envs.frame())
         except Exception as error:  # no renderer, or one that lacks something here: there is another way to draw it
-            self.without_pictures = reason(error)
+            self.without_pictures = f"{reason(error)}{place_in_code(error)}"
         return obs
 
     def step(self, action: Any) -> HostStep:
@@ -125,13 +127,19 @@ class RecordedEnvs:
         return out
 
     def recording(self) -> Recording:
-        """The episode. Without pictures `paint` is None."""
+        """The episode."""
 
         def newest(step: int) -> Image.Image:  # the last step may have none of its own
             return self._pictures[max(time for time in self._pictures if time <= step)]
 
-        paint = newest if self._pictures else None
-        return Recording(None, _stacked(self._obs), _stacked(self._actions), np.array(self._rewards), paint)
+        return Recording(
+            states=None,
+            obs=_stacked(self._obs),
+            actions=_stacked(self._actions),
+            rewards=np.array(self._rewards),
+            paint=newest if self._pictures else None,
+            without_pictures=self.without_pictures,
+        )
 
     def _keep_picture(self, time: int) -> None:
         """Add one where it is needed or the last; those go that an episode of this length does without."""
@@ -152,15 +160,27 @@ def _stacked(steps: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *parts: np.stack(parts), *steps)
 
 
-def draw_gif(env: Env | EnvSpec, recording: Recording, path: Path) -> int:
-    """Write the episode to `path` as a looping GIF; returns its number of frames.
+def draw_gif(
+    env: Env | EnvSpec, recording: Recording, path: Path, warn: Callable[[str], None] = lambda text: None
+) -> int:
+    """Write an episode as a looping GIF, by the pictures of its suite, else by its observations.
 
-    Raises UsageError where the file cannot be written; one that is there already is replaced when the new one is whole.
+    Args:
+      env: the environment that it was played in.
+      recording: the episode.
+      path: the file; one that is there already is replaced when the new one is whole.
+      warn: gets a sentence where the suite shows no pictures here.
+
+    Returns:
+      The number of frames.
+
+    Raises:
+      UsageError: the file cannot be written.
     """
     check_target(path)
     with replacing(path) as temporary:
         temporary.touch()  # fails before the work, not after it
-        paint, length = _painter(env, recording), len(recording.rewards)
+        paint, length = _painter(env, recording, warn), len(recording.rewards)
         steps, delays = timing(length, seconds=float(np.clip(8 / length, 0.02, 0.3)))  # 8 in all
         returns = np.cumsum([0.0, *recording.rewards])
 
@@ -192,8 +212,16 @@ def timing(length: int, seconds: float) -> tuple[list[int], list[int]]:
 
 
 def fitting(frame: np.ndarray) -> Image.Image:
-    """A frame [H, W, 3] in bytes as large or as small as other pictures, by a whole number of times."""
-    picture = Image.fromarray(frame)
+    """A frame [H, W, 3] in bytes as large or as small as other pictures, by a whole number of times.
+
+    Raises UsageError where it is something else.
+    """
+    pixels = np.asarray(frame)
+    if pixels.dtype.kind in "iu" and pixels.size and pixels.min() >= 0 and pixels.max() <= 255:
+        pixels = pixels.astype(np.uint8)
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] != 3 or not pixels.size:
+        raise UsageError(f"its picture is {pixels.dtype}{list(pixels.shape)} instead of uint8[height, width, 3]")
+    picture = Image.fromarray(np.ascontiguousarray(pixels))
     scale = min(WIDTH / picture.width, HEIGHT / picture.height)
     if scale >= 2:
         return picture.resize((int(scale) * picture.width, int(scale) * picture.height), Image.Resampling.NEAREST)
@@ -203,23 +231,35 @@ def fitting(frame: np.ndarray) -> Image.Image:
 # -------------------------------------------------------------------------------------------------- pictures of a step
 
 
-def _painter(env: Env | EnvSpec, recording: Recording) -> Paint:
+def _painter(env: Env | EnvSpec, recording: Recording, warn: Callable[[str], None]) -> Paint:
     """How the episode is drawn, by the first way that works here."""
     if recording.paint:
         return recording.paint
+    why = recording.without_pictures
     if isinstance(env, Env):
-        with suppress(Exception):  # no renderer, no graphics library, or a pole of length 0
-
-            def paint(step: int) -> Image.Image:
-                return fitting(env.frame(jax.tree.map(lambda x: jnp.asarray(x[step]), recording.states)))
-
-            paint(0)
-            return paint
+        try:
+            if shown := _pictures_of_states(env, recording.states):
+                return shown
+        except Exception as error:  # no graphics library, or a pole of length 0
+            why = f"{reason(error)}{place_in_code(error)}"
+    if why:
+        warn(f"drawn from observations, as {env.name} shows no pictures here: {why}")
     parts = [x for name, _, x in spaces.leaves(env.observation_space, recording.obs) if not is_mask(name)]
     maps = [x for x in parts if x.ndim in (3, 4) and min(x.shape[1:3]) >= 3]
     if maps:
         return _grid(maps[0])
     return _lines({"obs": parts, "action": recording.actions, "reward": recording.rewards})
+
+
+def _pictures_of_states(env: Env, states: Any) -> Paint | None:
+    """Pictures by the suite's own renderer; None where it has none. Raises whatever the renderer does."""
+
+    def state_at(step: int) -> Any:
+        return jax.tree.map(lambda x: jnp.asarray(x[step]), states)
+
+    if env.frame(state_at(0)) is None:
+        return None
+    return lambda step: fitting(env.frame(state_at(step)))
 
 
 def _grid(obs: np.ndarray) -> Paint:

@@ -13,11 +13,11 @@ from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.host import HostOptions, HostStep
 from common.envs.masks import MASK
-from common.envs.suite_tools import import_package
+from common.envs.suite_tools import import_package, own_names
 from suites.tools import processes
 from suites.tools.checked import of_each, true_of_each
 from suites.tools.conversion import Conversion
-from suites.tools.shared import FRAMES, draw_without_display
+from suites.tools.shared import FRAMES, OBS_NAMES, draw_without_display
 
 REGISTERED_BY = {"ale_py": "ale_py", "suites": "suites.tools.processes"}
 """Modules that register environments when they are imported, by the package of an environment's entry point."""
@@ -33,6 +33,7 @@ class SuiteEnv:
     """In processes of their own ("async"), in this thread ("sync"), or vectorised by their suite ("vector")."""
 
     def __init__(self, name: str, env_id: str, options: HostOptions):
+        self._env_id = env_id
         if ":" not in env_id:
             package = str(gymnasium.registry[env_id].entry_point).partition(".")[0]
             module = REGISTERED_BY.get(package)
@@ -46,6 +47,13 @@ class SuiteEnv:
         self.resets_in_step = mode is AutoresetMode.SAME_STEP
         self._seed: int | None = options.seed
         self._reuses_arrays = options.vectorization == "vector"  # at least it may
+
+    @property
+    def obs_names(self) -> tuple[str, ...]:
+        """Those that the environment itself has, or that are known; none of one in a process of its own."""
+        one_by_one = getattr(self._inner, "envs", None)
+        drawn = one_by_one[0] if one_by_one else self._inner
+        return own_names(drawn.unwrapped) or OBS_NAMES.get(self._env_id, ())
 
     def reset(self) -> Any:
         self._over = np.zeros(self.num_envs, bool)

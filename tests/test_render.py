@@ -9,8 +9,11 @@ from PIL import Image, ImageColor
 
 from common.device.agents import Player
 from common.device.evaluation import play_episodes
-from common.drawing import episodes as scenes
+from common.drawing import pictures
 from common.drawing.episodes import CAPTION, RecordedEnvs, Recording, draw_gif, record, timing
+from common.drawing.figures import COLORS
+from common.drawing.pictures import LEGEND, MARGIN
+from common.drawing.tracks import LEFT, PLOT, SHADES, TITLE, groups_of
 from common.envs import spaces
 from common.envs.host import HostStep
 from common.envs.registry import make
@@ -49,6 +52,11 @@ def pixels(frame: np.ndarray, color: str) -> np.ndarray:
 def place(frame: np.ndarray, color: str) -> np.ndarray:
     """The middle of what has `color`, (x, y)."""
     return pixels(frame, color).mean(axis=0) + 0.5
+
+
+def is_written(frame: np.ndarray) -> bool:
+    """Whether there is dark text."""
+    return (frame.max(axis=2) < 120).sum() > 5
 
 
 def test_a_recording_is_an_episode_of_the_evaluation():
@@ -124,8 +132,9 @@ def test_an_episode_on_the_host_keeps_the_pictures_of_the_steps_that_are_drawn(l
 
 def test_without_a_renderer_an_episode_on_the_host_keeps_observations():
     envs = played_on_host(3, resets_in_step=True, broken=True)
-    assert "no display" in envs.without_pictures
-    assert (envs.recording().obs.ravel().tolist(), envs.recording().paint) == ([0, 1, 2, 3], None)
+    recording = envs.recording()
+    assert "no display" in recording.without_pictures
+    assert (recording.obs.ravel().tolist(), recording.paint) == ([0, 1, 2, 3], None)
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -136,7 +145,7 @@ def test_every_environment_has_pictures(tmp_path, name):
     frames, _ = drawn(env, recording, tmp_path / "episode.gif")
     assert len(frames) == len(recording.rewards) + 1
     height, width, _ = frames[0].shape
-    assert 60 <= height <= 320 and 280 <= width <= 360
+    assert 60 <= height <= 700 and 280 <= width <= 600
     assert len(np.unique(frames[-1].reshape(-1, 3), axis=0)) > 1, "blank"
 
 
@@ -144,7 +153,7 @@ def test_cart_and_pole_are_where_the_state_says(tmp_path):
     x, theta = np.array([-2.0, 0, 1.3, 0, 0]), np.array([0, 0, 0, 0.2, -0.2])
     frames = still("CartPole-v1", tmp_path / "a.gif", x=x, theta=theta)
     middle, unit = 180, 180 / (1.15 * 2.4)
-    carts, poles = ([place(frame, color)[0] for frame in frames] for color in (scenes.INK, scenes.ORANGE))
+    carts, poles = ([place(frame, color)[0] for frame in frames] for color in (pictures.INK, pictures.ORANGE))
     np.testing.assert_allclose(carts, middle + x * unit, atol=1.5)
     np.testing.assert_allclose(poles, carts + 0.5 * np.sin(theta) * unit, atol=3)
 
@@ -154,13 +163,87 @@ def test_channels_have_their_colours_the_first_in_front_and_images_keep_theirs(t
     obs[0, 0, 0, 0] = obs[0, 9, 4, 3] = 1
     obs[1, 5, 5, 0] = obs[1, 5, 5, 2] = 1
     first, second = drawn(make_env("Toy"), Recording(None, obs, *np.zeros((2, 1))), tmp_path / "a.gif")[0]
-    assert first.shape == (300, 300, 3)
-    found = first[15, 15], first[285, 135], first[15, 45], second[165, 165]
-    wanted = map(ImageColor.getrgb, (scenes.ORANGE, scenes.YELLOW, scenes.FLOOR, scenes.ORANGE))
+    assert first.shape == (300 + MARGIN, MARGIN + 300 + LEGEND, 3)
+    left = MARGIN
+    found = first[15, left + 15], first[285, left + 135], first[15, left + 45], second[165, left + 165]
+    wanted = map(ImageColor.getrgb, (pictures.ORANGE, pictures.YELLOW, pictures.FLOOR, pictures.ORANGE))
     np.testing.assert_allclose(found, [*wanted], atol=8)
     image = np.broadcast_to(np.uint8([200, 30, 90]), (2, 50, 60, 3))
     frames, _ = drawn(make_env("Toy"), Recording(None, image, *np.zeros((2, 1))), tmp_path / "b.gif")
     np.testing.assert_allclose(frames[1][150, 90], [200, 30, 90], atol=8)
+
+
+def test_a_legend_has_the_colours_of_all_channels(tmp_path):
+    obs = np.zeros((2, 10, 10, 4), np.float32)
+    frame = drawn(make_env("Toy"), Recording(None, obs, *np.zeros((2, 1))), tmp_path / "a.gif")[0][0]
+    legend = frame[:, MARGIN + 300 :]
+    middles = [place(legend, color)[1] for color in pictures.CHANNELS[:4]]
+    np.testing.assert_allclose(np.diff(middles), pictures.LINE, atol=1)
+    assert is_written(frame[:300, :MARGIN]), "no numbers of rows"
+    assert is_written(frame[300:, MARGIN : MARGIN + 300]), "no numbers of columns"
+
+
+def names_of(groups) -> list[list[str]]:
+    return [[track.name for track in group.tracks] for group in groups]
+
+
+def test_numbers_have_the_names_of_their_parts_or_those_that_are_told():
+    spaces_of = {"joints": spaces.box((2,)), "action_mask": spaces.box((3,)), "mode": spaces.Discrete(4)}
+    obs = {"joints": np.zeros((3, 2)), "action_mask": np.ones((3, 3)), "mode": np.array([0, 1, 2])}
+    action_space = (spaces.Discrete(3), spaces.box((2,), -1, 1))
+    recording = Recording(None, obs, (np.array([2, 1]), np.full((2, 2), 5.0)), np.array([1.0, 2.0]))
+    groups = groups_of(recording, spaces_of, action_space, lambda count: ())
+    observed, acted, earned = names_of(groups)
+    assert observed == ["joints 0", "joints 1", "mode"]
+    assert acted == ["action 0", "action 1, 0", "action 1, 1"]
+    assert earned == ["reward", "return"]
+    told = groups_of(recording, spaces_of, action_space, lambda count: ("a", "b", "c"))
+    assert names_of(told)[0] == ["a", "b", "c"]
+
+
+def test_rewards_and_actions_belong_to_the_step_that_led_there_within_their_bounds():
+    recording = Recording(None, np.array([[0.0], [1.0], [2.0]]), np.full((2, 1), 5.0), np.array([1.0, 2.0]))
+    groups = groups_of(recording, spaces.box((1,)), spaces.box((1,), -1, 1), lambda count: ())
+    (obs,), (action,), (reward, ret) = (group.tracks for group in groups)
+    np.testing.assert_array_equal(obs.values, [0, 1, 2])
+    np.testing.assert_array_equal(action.values, [np.nan, 1, 1])
+    np.testing.assert_array_equal(reward.values, [np.nan, 1, 2])
+    np.testing.assert_array_equal(ret.values, [0, 1, 3])
+
+
+def numbers_of(count: int) -> tuple[spaces.EnvSpec, Recording]:
+    """An episode of five steps with observations of so many numbers, some of which are not finite."""
+    obs = np.random.default_rng(0).normal(size=(6, count))
+    obs[2, 1] = np.nan
+    spec = spaces.EnvSpec("some", spaces.box((count,)), np.dtype(np.float32), spaces.Discrete(3))
+    return spec, Recording(None, obs, np.array([0, 1, 2, 1, 0]), np.array([1.0, np.inf, 0, -1, 2]))
+
+
+def test_a_few_numbers_are_lines_with_a_legend_beside_and_ticks(tmp_path):
+    frames, _ = drawn(*numbers_of(3), tmp_path / "a.gif")
+    ticks, samples = frames[0][:, :LEFT], frames[0][:, LEFT + PLOT + 6 : LEFT + PLOT + 24]
+    heights = [place(samples, color)[1] for color in COLORS[:6]]
+    assert heights == sorted(heights), "three numbers, an action, reward and return"
+    for height in map(int, heights):
+        assert is_written(ticks[height - 19 : height + 19]), "no ticks"
+    moved = np.abs(frames[1] - frames[0]).max(axis=2) > 40
+    assert 0 < moved[:, LEFT : LEFT + PLOT].any(axis=0).sum() < 12, "more than the mark has moved"
+    assert all(moved[int(height) - 6 : int(height) + 6, -70:].any() for height in heights), "the numbers of the step"
+
+
+def test_many_numbers_are_shades_with_names_beside(tmp_path):
+    frames, _ = drawn(*numbers_of(40), tmp_path / "a.gif")
+    shades = frames[0][TITLE : TITLE + SHADES, LEFT : LEFT + PLOT]
+    names = frames[0][TITLE : TITLE + SHADES, LEFT + PLOT + 6 :]
+    assert len(np.unique(shades.reshape(-1, 3), axis=0)) > 10
+    assert all(is_written(names[top : top + 15]) for top in range(0, SHADES, 15))
+
+
+def test_names_that_are_not_as_many_as_the_numbers_are_told(tmp_path):
+    spec, recording = numbers_of(3)
+    told = []
+    draw_gif(spec, recording._replace(obs_names=("one",)), tmp_path / "a.gif", told.append)
+    assert len(told) == 1 and all(word in told[0] for word in ("obs_names", "some", "1", "3"))
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from PIL import Image, ImageColor, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
-from common.cli.errors import UsageError
 from common.cli.files import check_target, replacing
 from common.device.agents import Player, Seen, at_start
 from common.device.evaluation import episode_keys
 from common.device.sharding import key_data
+from common.drawing.pictures import INK, PAPER, Paint, fitting, font, grid
+from common.drawing.tracks import groups_of, paint_tracks
 from common.envs import spaces
 from common.envs.environment import LONGEST_HORIZON, Env
 from common.envs.host import HostEnvs, HostStep
@@ -27,20 +28,11 @@ from common.envs.masks import is_mask
 from common.envs.spaces import EnvSpec
 from common.envs.suite_tools import place_in_code, reason
 
-Paint = Callable[[int], Image.Image]  # the picture after so many steps of an episode
 MAX_FRAMES = 500  # that are drawn
-WIDTH, HEIGHT = 360, 300  # pixels that a picture fills at most
 LONGEST_DELAY = 0.1  # seconds between frames that leave out steps: a longer episode plays faster than it was
 LAST_DELAY = 1_000  # milliseconds for which the end is shown before the loop begins again
 CAPTION, NARROWEST = 24, 280  # pixels: height of the line of numbers, and width that they need
 COLORS = 127  # of a GIF, and one more for what stays as it is
-MOST_LINES = 8  # numbers of an observation; more are drawn as shades instead of as lines
-
-# Told apart by colour-blind eyes (Okabe and Ito).
-BLUE, ORANGE, GREEN, SKY = "#0072B2", "#E69F00", "#009E73", "#56B4E9"
-RED, PURPLE, YELLOW = "#D55E00", "#CC79A7", "#F0E442"
-INK, FLOOR, GREY, PAPER = "#2B2F36", "#3C424C", "#8A9099", "#FFFFFF"
-CHANNELS = ORANGE, SKY, GREEN, YELLOW, RED, PURPLE, BLUE, PAPER, GREY  # of a grid, one after the other
 
 
 class Recording(NamedTuple):
@@ -56,6 +48,7 @@ class Recording(NamedTuple):
     rewards: np.ndarray  # [T]
     paint: Paint | None = None  # the pictures, where they were drawn while it was played
     without_pictures: str = ""  # the reason why they were not, where they should have been
+    obs_names: tuple[str, ...] = ()  # of the numbers of an observation, or of its channels, where they are known
 
 
 def frame_stride(steps: int) -> int:
@@ -92,7 +85,13 @@ def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) 
         *step, over = jax.device_get(reached)  # an episode of images never lies on the device as a whole
         steps.append(step)
     states, obs, actions, rewards = zip(*steps, strict=True)
-    return Recording(_stacked([first[0], *states]), _stacked([first[1], *obs]), _stacked(actions), np.array(rewards))
+    return Recording(
+        states=_stacked([first[0], *states]),
+        obs=_stacked([first[1], *obs]),
+        actions=_stacked(actions),
+        rewards=np.array(rewards),
+        obs_names=env.obs_names,
+    )
 
 
 class RecordedEnvs:
@@ -139,6 +138,7 @@ class RecordedEnvs:
             rewards=np.array(self._rewards),
             paint=newest if self._pictures else None,
             without_pictures=self.without_pictures,
+            obs_names=getattr(self._envs, "obs_names", ()),
         )
 
     def _keep_picture(self, time: int) -> None:
@@ -191,7 +191,7 @@ def draw_gif(
             numbers = f"step {step} / {length}", f"reward {reward}", f"return {returns[step]:.4g}"
             for place, text in zip((0.02, 0.38, 0.7), numbers, strict=True):
                 at = place * image.width, picture.height + CAPTION / 2
-                ImageDraw.Draw(image).text(at, text, INK, ImageFont.load_default(11), anchor="lm")
+                ImageDraw.Draw(image).text(at, text, INK, font(11), anchor="lm")
             return image
 
         sample = np.concatenate([np.asarray(frame(step)) for step in steps[:: -(-len(steps) // 16)]])
@@ -209,23 +209,6 @@ def timing(length: int, seconds: float) -> tuple[list[int], list[int]]:
     # A GIF counts hundredths of a second, and browsers take one of them for ten
     delays = [max(20, 10 * round(100 * delay))] * len(steps)
     return steps, [*delays[:-1], LAST_DELAY]
-
-
-def fitting(frame: np.ndarray) -> Image.Image:
-    """A frame [H, W, 3] in bytes as large or as small as other pictures, by a whole number of times.
-
-    Raises UsageError where it is something else.
-    """
-    pixels = np.asarray(frame)
-    if pixels.dtype.kind in "iu" and pixels.size and pixels.min() >= 0 and pixels.max() <= 255:
-        pixels = pixels.astype(np.uint8)
-    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] != 3 or not pixels.size:
-        raise UsageError(f"its picture is {pixels.dtype}{list(pixels.shape)} instead of uint8[height, width, 3]")
-    picture = Image.fromarray(np.ascontiguousarray(pixels))
-    scale = min(WIDTH / picture.width, HEIGHT / picture.height)
-    if scale >= 2:
-        return picture.resize((int(scale) * picture.width, int(scale) * picture.height), Image.Resampling.NEAREST)
-    return picture.reduce(math.ceil(1 / scale)) if scale < 1 else picture
 
 
 # -------------------------------------------------------------------------------------------------- pictures of a step
@@ -246,9 +229,17 @@ def _painter(env: Env | EnvSpec, recording: Recording, warn: Callable[[str], Non
         warn(f"drawn from observations, as {env.name} shows no pictures here: {why}")
     parts = [x for name, _, x in spaces.leaves(env.observation_space, recording.obs) if not is_mask(name)]
     maps = [x for x in parts if x.ndim in (3, 4) and min(x.shape[1:3]) >= 3]
+
+    def names_for(count: int) -> tuple[str, ...]:
+        names = recording.obs_names
+        if not names or len(names) == count:
+            return names
+        warn(f"obs_names of {env.name} are {len(names)}, for observations of {count}: drawn without them")
+        return ()
+
     if maps:
-        return _grid(maps[0])
-    return _lines({"obs": parts, "action": recording.actions, "reward": recording.rewards})
+        return grid(maps[0], names_for)
+    return paint_tracks(groups_of(recording, env.observation_space, env.action_space, names_for))
 
 
 def _pictures_of_states(env: Env, states: Any) -> Paint | None:
@@ -260,64 +251,3 @@ def _pictures_of_states(env: Env, states: Any) -> Paint | None:
     if env.frame(state_at(0)) is None:
         return None
     return lambda step: fitting(env.frame(state_at(step)))
-
-
-def _grid(obs: np.ndarray) -> Paint:
-    """Observations [T + 1, H, W] or [T + 1, H, W, C]: a colour per channel, the first in front, or the image itself."""
-    maps = obs if obs.ndim == 4 else obs[..., None]
-    count = maps.shape[-1]
-    is_image = count == 3 and not all(np.isin(frame, (0, 1)).all() for frame in maps)
-    low, high = min(0.0, float(np.nanmin(maps))), float(np.nanmax(maps))
-    high = 255.0 if is_image and maps.dtype == np.uint8 else high
-    colors = np.array([ImageColor.getrgb(color) for color in ((PAPER,) if count == 1 else CHANNELS)])
-
-    def paint(step: int) -> Image.Image:
-        values = np.nan_to_num((maps[step].astype(np.float32) - low) / max(high - low, 1e-9)).clip(0, 1)
-        pixels = 255 * values
-        if not is_image:
-            pixels = np.broadcast_to(np.float32(ImageColor.getrgb(FLOOR)), (*values.shape[:2], 3))
-            for channel in reversed(range(count)):
-                pixels = pixels + values[..., channel, None] * (colors[channel % len(colors)] - pixels)
-        picture = fitting(np.round(pixels).astype(np.uint8))
-        if (cell := picture.width // values.shape[1]) < 8:
-            return picture
-        squares = np.array(picture)
-        squares[::cell] = squares[:, ::cell] = ImageColor.getrgb(INK)  # lines between them
-        return Image.fromarray(squares)
-
-    return paint
-
-
-def _lines(tracks: dict[str, Any]) -> Paint:
-    """All numbers of an episode, by their name in trees [T, ...], over its steps, and a mark that moves along.
-
-    Each number is drawn in its own range: as a line, or as shades where they are many.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH / 100, HEIGHT / 100), dpi=100, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    rows = figure.subplots(3, sharex=True, height_ratios=(3, 1, 1))
-    for axes, (name, tree) in zip(rows, tracks.items(), strict=True):
-        values = np.concatenate([np.reshape(x, (len(x), -1)) for x in jax.tree.leaves(tree)], axis=1).astype(float)
-        values = np.nan_to_num(values, posinf=0, neginf=0)
-        low, high = values.min(axis=0), values.max(axis=0)
-        shares = (values - low) / np.maximum(high - low, 1e-9)  # [T, N]
-        if shares.shape[1] > MOST_LINES:
-            axes.imshow(shares.T, "Blues", aspect="auto", interpolation="nearest")
-        else:
-            axes.plot(0.8 * shares - np.arange(shares.shape[1]), linewidth=1.2)
-        axes.set_ylabel(name, fontsize=8)
-        axes.set_yticks([])
-        axes.tick_params(labelsize=7)
-    canvas.draw()
-    background = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy())
-
-    def paint(step: int) -> Image.Image:
-        picture = background.copy()
-        x, _ = axes.transData.transform((step, 0))
-        ImageDraw.Draw(picture).line([(x, 0), (x, picture.height - 20)], RED, 2)
-        return picture
-
-    return paint

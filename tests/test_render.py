@@ -1,5 +1,7 @@
 """Episodes as GIFs, of `common/drawing`: what is recorded, what the pictures show, and the file."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +19,9 @@ from common.drawing.tracks import LEFT, PLOT, SHADES, TITLE, groups_of
 from common.envs import spaces
 from common.envs.host import HostStep
 from common.envs.registry import make
+from suites.jaxmarl import COLORS as COLORS_OF_PARTICLES
+from suites.jaxmarl import plane_of_particles
+from suites.tools import plane
 
 OTHERS = "Pendulum-v1", "MountainCarContinuous-v0", "Breakout-MinAtar", "MemoryChain-bsuite"
 DRAWN = ["CartPole-v1", "FrozenLake-misc", "Pixels", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
@@ -244,6 +249,39 @@ def test_names_that_are_not_as_many_as_the_numbers_are_told(tmp_path):
     told = []
     draw_gif(spec, recording._replace(obs_names=("one",)), tmp_path / "a.gif", told.append)
     assert len(told) == 1 and all(word in told[0] for word in ("obs_names", "some", "1", "3"))
+
+
+def particles(**state) -> np.ndarray:
+    """A picture of MPE's particles, two agents and a landmark."""
+    names = {"agents": ["agent_0", "adversary_0"], "landmarks": ["landmark 0"]}
+    inner = SimpleNamespace(**names, rad=np.array([0.15, 0.15, 0.2]), silent=np.array([0, 1]))
+    return plane_of_particles(inner, SimpleNamespace(**state)).astype(int)
+
+
+def test_particles_are_circles_on_a_plane_with_a_legend():
+    agent, adversary, landmark = (COLORS_OF_PARTICLES[kind] for kind in ("agent", "adversary", "landmark"))
+    frame = particles(p_pos=np.array([[-1.0, 0.5], [0.9, -0.2], [0.0, 1.0]]), goal=None)
+    on_plane = frame[plane.TOP : plane.TOP + plane.SIDE, plane.LEFT : plane.LEFT + plane.SIDE]
+    legend = frame[:, plane.LEFT + plane.SIDE + 2 :]
+    for color, center in {agent: (-1.0, 0.5), adversary: (0.9, -0.2), landmark: (0.0, 1.0)}.items():
+        x, y = ((1.5 + sign * at) / 3 * plane.SIDE for sign, at in zip((1, -1), center, strict=True))
+        middle = np.median(pixels(on_plane, color), axis=0)  # texts have some such pixels too
+        np.testing.assert_allclose(middle, (x, y), atol=2)
+    heights = [np.median(pixels(legend, color), axis=0)[1] for color in (agent, adversary, landmark)]
+    np.testing.assert_allclose(np.diff(heights), plane.LINE, atol=1)
+    size = np.ptp(pixels(on_plane, agent), axis=0)
+    np.testing.assert_allclose(size, 2 * 0.15 / 3 * plane.SIDE, atol=4)
+    assert is_written(frame[plane.TOP :, : plane.LEFT]) and is_written(frame[plane.TOP + plane.SIDE + 2 :])
+    assert frame.shape == (plane.HEIGHT, plane.WIDTH, 3)
+
+
+def test_a_plane_shows_particles_that_are_far_away_the_goal_and_what_is_said():
+    places = np.array([[-4.0, 0.5], [0.9, -0.2], [0.0, 1.0]])
+    far = particles(p_pos=places, goal=np.int32(0), c=np.array([[0.0, 1.0], [0.0, 0.0]]))
+    assert len(pixels(far[:, : plane.LEFT + plane.SIDE], COLORS_OF_PARTICLES["agent"])) > 5
+    assert len(pixels(far, plane.RING)) > 20
+    corner = slice(plane.TOP + plane.SIDE - 16, plane.TOP + plane.SIDE - 3), slice(plane.LEFT + 2, plane.LEFT + 70)
+    assert is_written(far[corner]) and not is_written(particles(p_pos=places, goal=None)[corner])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import make_env
+from helpers import Toy, make_env
 from PIL import Image, ImageColor
 
 from common.device.agents import Player
@@ -17,6 +17,7 @@ from common.drawing.figures import COLORS
 from common.drawing.pictures import LEGEND, MARGIN
 from common.drawing.tracks import LEFT, PLOT, SHADES, TITLE, groups_of
 from common.envs import spaces
+from common.envs.custom import wrap
 from common.envs.host import HostStep
 from common.envs.registry import make
 from suites.jaxmarl import COLORS as COLORS_OF_PARTICLES
@@ -249,6 +250,51 @@ def test_names_that_are_not_as_many_as_the_numbers_are_told(tmp_path):
     told = []
     draw_gif(spec, recording._replace(obs_names=("one",)), tmp_path / "a.gif", told.append)
     assert len(told) == 1 and all(word in told[0] for word in ("obs_names", "some", "1", "3"))
+
+
+class Framed(Toy):
+    """Draws itself with its own method, which goes wrong in the step called `bad`."""
+
+    def __init__(self, make, bad: int):
+        self.make = make
+        self.bad = bad
+
+    def frame(self, state, params):
+        good = np.full((30, 40, 3), 40 * int(state.time), np.uint8)
+        return self.make(good) if state.time == self.bad else good
+
+
+def failing(picture):
+    raise ValueError("no paint left")
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [(failing, "no paint left"), (np.float32, "float32"), (lambda x: x[..., 0], "30, 40"), (lambda x: x[:9], "size")],
+)
+def test_an_own_frame_that_goes_wrong_costs_a_picture_and_is_told(make, told, tmp_path):
+    env, texts = wrap(Framed(make, bad=3)), []
+    recording = record(env, lambda obs: jnp.zeros(1, jnp.int32), jax.random.key(0), 5)
+    assert draw_gif(env, recording, tmp_path / "a.gif", texts.append) == 6
+    assert len(texts) == 1 and told in texts[0]
+    frames, _ = drawn(env, recording, tmp_path / "b.gif")
+    np.testing.assert_allclose([frame[9, 140, 0] for frame in frames], [0, 40, 80, 80, 160, 200], atol=8)
+
+
+def test_an_own_frame_that_never_works_is_told_with_its_place_and_numbers_are_drawn(tmp_path):
+    env, texts = wrap(Framed(failing, bad=0)), []
+    recording = record(env, lambda obs: jnp.zeros(1, jnp.int32), jax.random.key(0), 5)
+    assert draw_gif(env, recording, tmp_path / "a.gif", texts.append) == 6
+    assert len(texts) == 1 and all(word in texts[0] for word in ("no paint left", "test_render.py", "observations"))
+    assert Image.open(tmp_path / "a.gif").width > 500
+
+
+def test_a_picture_has_the_parameters_that_its_episode_has_drawn():
+    env = make("CartPole-v1", '{"length": "choice:0.2,0.2"}')
+    whole = make("CartPole-v1", '{"length": 0.2}')
+    state = jax.device_get(env.reset(jax.random.key(0))[1])
+    np.testing.assert_array_equal(env.frame(state), whole.frame(state[0]))
+    assert env.obs_names[0] == "cart position"
 
 
 def particles(**state) -> np.ndarray:

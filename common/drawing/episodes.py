@@ -6,7 +6,6 @@ observations. No display is needed.
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,8 +145,10 @@ class RecordedEnvs:
         stride = frame_stride(time)
         if time % stride and not self._over:
             return
-        with suppress(Exception):  # of a world that is broken by now, say: the episode goes on without
-            self._pictures[time] = fitting(self._envs.frame())
+        try:
+            self._pictures[time] = fitting(self._envs.frame(), like=self._pictures[0])
+        except Exception as error:  # of a world that is broken by now, say: the episode goes on without
+            self.without_pictures = f"{reason(error)}{place_in_code(error)}"
         self._pictures = {step: x for step, x in self._pictures.items() if step % stride == 0 or step == time}
 
 
@@ -216,12 +217,15 @@ def timing(length: int, seconds: float) -> tuple[list[int], list[int]]:
 
 def _painter(env: Env | EnvSpec, recording: Recording, warn: Callable[[str], None]) -> Paint:
     """How the episode is drawn, by the first way that works here."""
-    if recording.paint:
-        return recording.paint
+    missing = f"some pictures of {env.name} are missing, and those before are shown"
     why = recording.without_pictures
+    if recording.paint:
+        if why:
+            warn(f"{missing}: {why}")
+        return recording.paint
     if isinstance(env, Env):
         try:
-            if shown := _pictures_of_states(env, recording.states):
+            if shown := _pictures_of_states(env, recording.states, lambda why: warn(f"{missing}: {why}")):
                 return shown
         except Exception as error:  # no graphics library, or a pole of length 0
             why = f"{reason(error)}{place_in_code(error)}"
@@ -242,12 +246,29 @@ def _painter(env: Env | EnvSpec, recording: Recording, warn: Callable[[str], Non
     return paint_tracks(groups_of(recording, env.observation_space, env.action_space, names_for))
 
 
-def _pictures_of_states(env: Env, states: Any) -> Paint | None:
-    """Pictures by the suite's own renderer; None where it has none. Raises whatever the renderer does."""
+def _pictures_of_states(env: Env, states: Any, warn: Callable[[str], None]) -> Paint | None:
+    """Pictures by the suite's own renderer; None where it has none. Raises what the renderer raises at first.
 
-    def state_at(step: int) -> Any:
-        return jax.tree.map(lambda x: jnp.asarray(x[step]), states)
+    Later it costs a picture, which `warn` is told once: that of a step before takes its place.
+    """
 
-    if env.frame(state_at(0)) is None:
+    def frame_at(step: int) -> Any:
+        return env.frame(jax.tree.map(lambda x: jnp.asarray(x[step]), states))
+
+    first = frame_at(0)
+    if first is None:
         return None
-    return lambda step: fitting(env.frame(state_at(step)))
+    newest, warned = fitting(first), False
+    begin = newest
+
+    def paint(step: int) -> Image.Image:
+        nonlocal newest, warned
+        try:
+            newest = fitting(frame_at(step), like=begin)
+        except Exception as error:
+            if not warned:
+                warn(f"{reason(error)}{place_in_code(error)}")
+            warned = True
+        return newest
+
+    return paint

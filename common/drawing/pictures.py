@@ -42,11 +42,18 @@ def shortened(text: str, pixels: float, size: int) -> str:
     return f"{text}..."
 
 
-def fitting(frame: np.ndarray) -> Image.Image:
+def fitting(frame: np.ndarray, like: Image.Image | None = None) -> Image.Image:
     """A frame [H, W, 3] in bytes as large or as small as other pictures, by a whole number of times.
 
-    Raises UsageError where it is something else.
+    Raises UsageError where it is something else, or not as large as `like` becomes.
     """
+    picture = _fitting(frame)
+    if like is not None and picture.size != like.size:
+        raise UsageError("its pictures differ in size")
+    return picture
+
+
+def _fitting(frame: np.ndarray) -> Image.Image:
     pixels = np.asarray(frame)
     if pixels.dtype.kind in "iu" and pixels.size and pixels.min() >= 0 and pixels.max() <= 255:
         pixels = pixels.astype(np.uint8)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import Toy, make_env
+from host_helpers import TOYS
 from PIL import Image, ImageColor
 
 from common.device.agents import Player
@@ -19,7 +20,7 @@ from common.drawing.tracks import LEFT, PLOT, SHADES, TITLE, groups_of
 from common.envs import spaces
 from common.envs.custom import wrap
 from common.envs.host import HostStep
-from common.envs.registry import make
+from common.envs.registry import make, make_host
 from suites.jaxmarl import COLORS as COLORS_OF_PARTICLES
 from suites.jaxmarl import plane_of_particles
 from suites.tools import plane
@@ -136,6 +137,19 @@ def test_an_episode_on_the_host_keeps_the_pictures_of_the_steps_that_are_drawn(l
     assert shown == [step % 256 for step in (*steps[:-1], last)]
 
 
+@pytest.mark.parametrize(("toy", "told"), [("Toy", "rgb_array"), ("PromisingToy", "render_mode"), ("DrawnToy", "")])
+def test_a_gymnasium_environment_draws_itself_or_says_why_not(toy, told):
+    envs = RecordedEnvs(make_host(f"{TOYS}{toy}-v0", 1, 0, frames=True, vectorization="sync"))
+    envs.reset()
+    for _ in range(8):
+        envs.step(np.array([1]))
+    envs.close()
+    recording = envs.recording()
+    assert told in recording.without_pictures and bool(told) == bool(recording.without_pictures)
+    assert (recording.paint is None) == bool(told)
+    assert recording.obs_names == (("episode", "step") if toy == "PromisingToy" else ())
+
+
 def test_without_a_renderer_an_episode_on_the_host_keeps_observations():
     envs = played_on_host(3, resets_in_step=True, broken=True)
     recording = envs.recording()
@@ -198,18 +212,20 @@ def test_numbers_have_the_names_of_their_parts_or_those_that_are_told():
     obs = {"joints": np.zeros((3, 2)), "action_mask": np.ones((3, 3)), "mode": np.array([0, 1, 2])}
     action_space = (spaces.Discrete(3), spaces.box((2,), -1, 1))
     recording = Recording(None, obs, (np.array([2, 1]), np.full((2, 2), 5.0)), np.array([1.0, 2.0]))
-    groups = groups_of(recording, spaces_of, action_space, lambda count: ())
+    seen = [x for x in spaces.leaves(spaces_of, obs) if x[0] != "action_mask"]
+    groups = groups_of(recording, seen, action_space, lambda count: ())
     observed, acted, earned = names_of(groups)
     assert observed == ["joints 0", "joints 1", "mode"]
     assert acted == ["action 0", "action 1, 0", "action 1, 1"]
     assert earned == ["reward", "return"]
-    told = groups_of(recording, spaces_of, action_space, lambda count: ("a", "b", "c"))
+    told = groups_of(recording, seen, action_space, lambda count: ("a", "b", "c"))
     assert names_of(told)[0] == ["a", "b", "c"]
 
 
 def test_rewards_and_actions_belong_to_the_step_that_led_there_within_their_bounds():
     recording = Recording(None, np.array([[0.0], [1.0], [2.0]]), np.full((2, 1), 5.0), np.array([1.0, 2.0]))
-    groups = groups_of(recording, spaces.box((1,)), spaces.box((1,), -1, 1), lambda count: ())
+    seen = [("", spaces.box((1,)), recording.obs)]
+    groups = groups_of(recording, seen, spaces.box((1,), -1, 1), lambda count: ())
     (obs,), (action,), (reward, ret) = (group.tracks for group in groups)
     np.testing.assert_array_equal(obs.values, [0, 1, 2])
     np.testing.assert_array_equal(action.values, [np.nan, 1, 1])

@@ -18,7 +18,7 @@ from common.cli.files import check_target, replacing
 from common.device.agents import Player, Seen, at_start
 from common.device.evaluation import episode_keys
 from common.device.sharding import key_data
-from common.drawing.pictures import INK, PAPER, Paint, fitting, font, grid
+from common.drawing.pictures import INK, PAPER, Paint, below, fitting, font, grid
 from common.drawing.tracks import groups_of, paint_tracks
 from common.envs import spaces
 from common.envs.environment import LONGEST_HORIZON, Env
@@ -27,6 +27,7 @@ from common.envs.masks import is_mask
 from common.envs.spaces import EnvSpec
 from common.envs.suite_tools import place_in_code, reason
 
+MOST_MAPS = 3  # of an observation that are drawn
 MAX_FRAMES = 500  # that are drawn
 LONGEST_DELAY = 0.1  # seconds between frames that leave out steps: a longer episode plays faster than it was
 LAST_DELAY = 1_000  # milliseconds for which the end is shown before the loop begins again
@@ -231,8 +232,11 @@ def _painter(env: Env | EnvSpec, recording: Recording, warn: Callable[[str], Non
             why = f"{reason(error)}{place_in_code(error)}"
     if why:
         warn(f"drawn from observations, as {env.name} shows no pictures here: {why}")
-    parts = [x for name, _, x in spaces.leaves(env.observation_space, recording.obs) if not is_mask(name)]
-    maps = [x for x in parts if x.ndim in (3, 4) and min(x.shape[1:3]) >= 3]
+    return _paint_observations(env, recording, warn)
+
+
+def _paint_observations(env: Env | EnvSpec, recording: Recording, warn: Callable[[str], None]) -> Paint:
+    """Pictures of maps, and of all other numbers below them; of a map that is alone without actions and rewards."""
 
     def names_for(count: int) -> tuple[str, ...]:
         names = recording.obs_names
@@ -241,9 +245,16 @@ def _painter(env: Env | EnvSpec, recording: Recording, warn: Callable[[str], Non
         warn(f"obs_names of {env.name} are {len(names)}, for observations of {count}: drawn without them")
         return ()
 
-    if maps:
-        return grid(maps[0], names_for)
-    return paint_tracks(groups_of(recording, env.observation_space, env.action_space, names_for))
+    seen = [x for x in spaces.leaves(env.observation_space, recording.obs) if not is_mask(x[0])]
+    maps = {name: x for name, _, x in seen if x.ndim in (3, 4) and min(x.shape[1:3]) >= 3}
+    numbers = [x for x in seen if x[0] not in maps]
+    if len(seen) == len(maps) == 1:
+        return grid(*maps.values(), names_for)
+    grids = [grid(x, lambda count: (), title=name) for name, x in maps.items()]
+    if len(grids) > MOST_MAPS:
+        warn(f"only {MOST_MAPS} of {len(grids)} maps that {env.name} shows are drawn")
+    tracks = paint_tracks(groups_of(recording, numbers, env.action_space, names_for))
+    return below([*grids[:MOST_MAPS], tracks])
 
 
 def _pictures_of_states(env: Env, states: Any, warn: Callable[[str], None]) -> Paint | None:

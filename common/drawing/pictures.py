@@ -68,12 +68,28 @@ def _fitting(frame: np.ndarray) -> Image.Image:
     return picture.reduce(math.ceil(1 / scale)) if scale < 1 else picture
 
 
-def grid(obs: np.ndarray, names_for: Callable[[int], Sequence[str]]) -> Paint:
+def below(paints: Sequence[Paint]) -> Paint:
+    """Pictures one below the other."""
+
+    def paint(step: int) -> Image.Image:
+        pictures = [paint(step) for paint in paints]
+        size = max(x.width for x in pictures), sum(x.height for x in pictures)
+        image, top = Image.new("RGB", size, PAPER), 0
+        for picture in pictures:
+            image.paste(picture, (0, top))
+            top += picture.height
+        return image
+
+    return paint if len(paints) > 1 else paints[0]
+
+
+def grid(obs: np.ndarray, names_for: Callable[[int], Sequence[str]], title: str = "") -> Paint:
     """Pictures of observations that are maps: a colour per channel, the first in front, or the image itself.
 
     Args:
       obs: [T + 1, H, W] or [T + 1, H, W, C].
       names_for: gives the names of so many channels, or none.
+      title: stands above the legend in place of its own.
     """
     maps = obs if obs.ndim == 4 else obs[..., None]
     count = maps.shape[-1]
@@ -82,7 +98,7 @@ def grid(obs: np.ndarray, names_for: Callable[[int], Sequence[str]]) -> Paint:
     high = 255.0 if is_image and maps.dtype == np.uint8 else high
     chosen = (PAPER,) if count == 1 else CHANNELS
     colors = np.array([ImageColor.getrgb(color) for color in chosen])
-    legend = None if is_image else _legend(count, names_for(count), low, high)
+    legend = None if is_image else _legend(count, names_for(count), low, high, title)
 
     def paint(step: int) -> Image.Image:
         values = np.nan_to_num((maps[step].astype(np.float32) - low) / max(high - low, 1e-9)).clip(0, 1)
@@ -98,13 +114,13 @@ def grid(obs: np.ndarray, names_for: Callable[[int], Sequence[str]]) -> Paint:
     return paint
 
 
-def _legend(count: int, names: Sequence[str], low: float, high: float) -> Image.Image:
+def _legend(count: int, names: Sequence[str], low: float, high: float, title: str) -> Image.Image:
     """Colours of a map's channels with their names, or of one channel with its numbers."""
     if count == 1:
-        title = names[0] if names else "value"
+        title = title or (names[0] if names else "value")
         entries = [(PAPER, f"{high:.3g}"), (FLOOR, f"{low:.3g}")]
     else:
-        title = "channels" if names else "channel"
+        title = f"{title}: channel" if title else ("channels" if names else "channel")
         labels = names or [str(channel) for channel in range(count)]
         shown = enumerate(CHANNELS[:count])
         entries = [(color, ", ".join(labels[first :: len(CHANNELS)])) for first, color in shown]

@@ -9,7 +9,6 @@ from PIL import Image, ImageDraw
 from common.drawing.figures import COLORS
 from common.drawing.pictures import GREY, INK, Paint, font, shortened
 from common.envs import spaces
-from common.envs.masks import is_mask
 from common.envs.spaces import Box, Space
 
 MOST_LINES = 8  # numbers of a group; more are drawn as shades instead of as lines
@@ -60,10 +59,16 @@ class Placed(NamedTuple):
 
 
 def groups_of(
-    recording: Any, observation_space: Space, action_space: Space, names_for: Callable[[int], Sequence[str]]
+    recording: Any, observed: Sequence[tuple], action_space: Space, names_for: Callable[[int], Sequence[str]]
 ) -> list[Group]:
-    """All numbers of a `Recording`; `names_for` gives the names of so many numbers of an observation, or none."""
-    observed = [x for x in spaces.leaves(observation_space, recording.obs) if not is_mask(x[0])]
+    """All numbers of a `Recording`.
+
+    Args:
+      recording: the episode.
+      observed: of each part of its observations the name, the leaf of the space, and the numbers [T + 1, ...].
+      action_space: the environment's.
+      names_for: gives the names of so many numbers of an observation, or none.
+    """
     obs = [track for name, leaf, x in observed for track in _tracks("obs", name, leaf, x)]
     if names := names_for(len(obs)):
         obs = [track._replace(name=name) for track, name in zip(obs, names, strict=True)]

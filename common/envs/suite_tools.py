@@ -155,4 +155,4 @@ def place_in_code(error: BaseException) -> str:
 def reason(error: BaseException) -> str:
     """An exception in one line."""
     kind = "" if isinstance(error, FailedEnvError | UsageError) else f"{type(error).__name__}: "
-    return f"{kind}{error}".splitlines()[0][:300]
+    return f"{kind}{error}".splitlines()[0][:300].removesuffix(": ")

@@ -306,10 +306,14 @@ def test_an_own_frame_that_never_works_is_told_with_its_place_and_numbers_are_dr
 
 
 def test_a_picture_has_the_parameters_that_its_episode_has_drawn():
-    env = make("CartPole-v1", '{"length": "choice:0.2,0.2"}')
-    whole = make("CartPole-v1", '{"length": 0.2}')
-    state = jax.device_get(env.reset(jax.random.key(0))[1])
-    np.testing.assert_array_equal(env.frame(state), whole.frame(state[0]))
+    env = make("CartPole-v1", '{"length": "choice:0.2,0.9"}')
+    frames = {}
+    for seed in range(6):
+        state, numbers = jax.device_get(env.reset(jax.random.key(seed))[1])
+        frames[round(float(numbers["length"]), 3)] = env.frame((state, numbers)).shape
+    alone = {length: make("CartPole-v1", f'{{"length": {length}}}') for length in frames}
+    assert len(frames) == 2
+    assert frames == {length: other.frame(state).shape for length, other in alone.items()}
     assert env.obs_names[0] == "cart position"
 
 

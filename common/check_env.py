@@ -45,16 +45,17 @@ if __name__ == "__main__":
 import jax
 import numpy as np
 
-from common.cli.env_flags import steps_on_host
+from common.cli.env_flags import is_custom, steps_on_host
 from common.device.devices import check_settings, start_jax
 from common.device.programs import set_up_cache
 from common.device.rollout import split_keys
+from common.drawing.pictures import fitting
 from common.envs import spaces
 from common.envs.environment import Env
 from common.envs.masks import check_parts, is_mask, legal_actions, nothing_legal
 from common.envs.registry import make, make_host
 from common.envs.spaces import Box, EnvSpec
-from common.envs.suite_tools import readable_errors
+from common.envs.suite_tools import place_in_code, readable_errors, reason
 
 NUM_ENVS = 4
 LARGE = 100  # beyond it networks learn badly
@@ -88,11 +89,11 @@ def check_env(args: Args) -> list[Finding]:
     set_up_cache()
     where = "host" if steps_on_host(args.env) else "device"
     print(f"env      {printable(args.env)}, steps on the {where}")
-    spec, played, again = (_play_on_host if where == "host" else _play_on_device)(args)
+    spec, played, again, picture = (_play_on_host if where == "host" else _play_on_device)(args)
     print(f"actions  {spec.action_space}")
     for line in _describe_obs(spec, played):
         print(f"obs      {line}")
-    findings = list(_findings(spec, played, again))
+    findings = [*_findings(spec, played, again), *picture]
     for kind, text in findings:
         print(f"{kind:<8} {printable(text)}")
     if wrong := sum(kind == "wrong" for kind, _ in findings):
@@ -103,13 +104,14 @@ def check_env(args: Args) -> list[Finding]:
 # ---------------------------------------------------------------------------------------------------------------- play
 
 
-def _play_on_device(args: Args) -> tuple[EnvSpec, Played, Played]:
+def _play_on_device(args: Args) -> tuple[EnvSpec, Played, Played, list["Finding"]]:
     env = make(args.env, args.env_params)
     check_parts(env)
     reset = jax.jit(jax.vmap(env.reset))
     step = jax.jit(jax.vmap(env.step))
     act = jax.jit(jax.vmap(lambda key, obs: spaces.sample(key, env.action_space, legal_actions(obs))))
-    return env.spec, *(_device_steps(args, env, reset, step, act) for _ in range(2))
+    played, again = (_device_steps(args, env, reset, step, act) for _ in range(2))
+    return env.spec, played, again, list(_picture(args, env))
 
 
 def _device_steps(args: Args, env: Env, reset: Any, step: Any, act: Any) -> Played:
@@ -141,7 +143,7 @@ def _device_steps(args: Args, env: Env, reset: Any, step: Any, act: Any) -> Play
     )
 
 
-def _play_on_host(args: Args) -> tuple[EnvSpec, Played, Played]:
+def _play_on_host(args: Args) -> tuple[EnvSpec, Played, Played, list["Finding"]]:
     played = []
     for _ in range(2):
         timeouts = {"reset_timeout": args.reset_timeout, "step_timeout": args.step_timeout}
@@ -152,7 +154,7 @@ def _play_on_host(args: Args) -> tuple[EnvSpec, Played, Played]:
                 played.append(_host_steps(args, envs))
         finally:
             envs.close()
-    return envs.spec, *played
+    return envs.spec, *played, []
 
 
 def _host_steps(args: Args, envs: Any) -> Played:
@@ -284,6 +286,19 @@ def _masks(spec: EnvSpec, played: Played) -> Iterator[Finding]:
         yield Finding("wrong", f"the action_mask leaves no legal action where one has to act: {count:,} times")
     else:
         yield Finding("ok", "the action_mask leaves a legal action wherever one has to act")
+
+
+def _picture(args: Args, env: Env) -> Iterator[Finding]:
+    """Checks that a `frame` of one's own gives a picture of a state."""
+    if not is_custom(args.env) or not callable(getattr(env.inner, "frame", None)):
+        return
+    state = jax.device_get(env.reset(jax.random.key(args.seed))[1])
+    try:
+        height, width, _ = np.shape(fitting(env.frame(state)))
+    except Exception as error:
+        yield Finding("wrong", f"frame shows no picture: {reason(error)}{place_in_code(error)}")
+    else:
+        yield Finding("ok", f"frame shows a picture, {height} x {width} in a GIF")
 
 
 def _speed(played: Played) -> Iterator[Finding]:

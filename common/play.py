@@ -6,6 +6,7 @@ python -m common.play runs/NAME --episodes 5 --gif episode.gif
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -40,19 +41,19 @@ if __name__ == "__main__":
 import jax
 import numpy as np
 
-from common.actors.host_evaluation import run_host_episodes
 from common.actors.threads import Worker
 from common.cli.env_flags import is_custom, steps_on_host
 from common.cli.run_flags import check_params_of_run
 from common.device.evaluation import Episodes, play_episodes, were_stuck
 from common.device.programs import set_up_cache
-from common.drawing.episodes import RecordedEnvs, Recording, draw_gif, record
+from common.drawing.episodes import Recording, draw_gif, record
 from common.envs.environment import Env
 from common.envs.host import evaluation_params
 from common.envs.masks import NO_LEGAL_ACTION, without_privileged
-from common.envs.registry import make, make_host
+from common.envs.registry import make
 from common.envs.spaces import EnvSpec, Space, leaves, map_leaves
 from common.policy import Policy, load_named
+from common.recording import HostPlay, play_on_host
 
 HOST_ENVS = 16  # at most, stepped together
 
@@ -76,7 +77,7 @@ def play(args: Args) -> Episodes:
     env, episodes, episode = play_there(args, policy, name, env_params, console)
     show(episodes, console, getattr(env, "is_game", False))
     if args.gif:
-        draw_gif(env, episode, Path(args.gif))
+        draw_gif(env, episode, Path(args.gif), console.warn)
         console.say(f"gif      {args.gif} ({Path(args.gif).stat().st_size / 1e3:,.0f} kB, episode 1)")
     return episodes
 
@@ -122,20 +123,17 @@ def _play_on_device(args: Args, policy: Policy, name: str, env_params: str, cons
 
 
 def _play_on_host(args: Args, policy: Policy, name: str, env_params: str, console: Console) -> Played:
-    worker, count = Worker("play"), min(args.episodes, HOST_ENVS)
-    how = "vector" if policy.config["args"].get("vectorization") == "vector" else "sync"
+    host_play = HostPlay(
+        name=name,
+        env_params=env_params,
+        num_envs=min(args.episodes, HOST_ENVS),
+        num_episodes=args.episodes,
+        seed=args.seed,
+        vectorization=policy.config["args"].get("vectorization", ""),
+        recorded=bool(args.gif),
+    )
     player = policy.player(args.stochastic)
-    player = player._replace(act=jax.jit(player.act))
-    try:
-        worker.envs = make_host(name, count, args.seed, env_params, vectorization=how, frames=bool(args.gif))
-        _check_fit(policy, worker.envs.spec)
-        worker.envs = envs = RecordedEnvs(worker.envs) if args.gif else worker.envs
-        episodes = run_host_episodes(worker, player, args.episodes, jax.random.key(args.seed))
-    finally:
-        worker.close()
-    if args.gif and envs.without_pictures:
-        console.warn(f"drawn from observations, as {name} shows no pictures here: {envs.without_pictures}")
-    return envs.spec, episodes, envs.recording() if args.gif else None
+    return play_on_host(host_play, Worker("play"), player, jax.random.key(args.seed), partial(_check_fit, policy))
 
 
 def show(episodes: Episodes, console: Console, is_game: bool) -> None:

@@ -6,6 +6,7 @@ It raises UsageError for what cannot be done, TrainingError where training had t
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -118,7 +119,8 @@ def train_with_actors(
         state, update = run.start(programs, members, shapes, example, evaluation)
         if run.unfinished:
             state = _learn_from_actors(run, driver, state, update, actor_devices)
-        return run.finish(state, {"picture": partial(draw_metrics, run, env)})
+        ends = {"picture": partial(draw_metrics, run, env), "gif": partial(draw_policy_on_host, run, algorithm)}
+        return run.finish(state, ends)
 
 
 def programs_over_learners(driver: HostDriver, devices: list[jax.Device]) -> Programs:
@@ -216,11 +218,37 @@ def draw_policy(run: Run, env: Env, algorithm: Any, learners: Any, status: str) 
         return ""
     from common.drawing.episodes import draw_gif, record  # slow, and needed with --gif only
 
-    path = run.dir / "policy.gif"
-    path.unlink(missing_ok=True)
+    path = _path_of_gif(run)
     returns = run.evaluations.newest.returns
     best_first = ranked(returns, training_returns(run.dir, run.evaluations.newest.step))
     member = best_first[0] if run.args.is_population and returns else 0
     policy = Policy(algorithm, jax.tree.map(lambda x: x[member], learners), env.spec)
-    draw_gif(env, record(env, policy.player(), jax.random.key(run.args.seed), env.max_steps), path)
+    recording = record(env, policy.player(), jax.random.key(run.args.seed), env.max_steps)
+    draw_gif(env, recording, path, run.console.warn)
     return f"gif      {path}"
+
+
+def draw_policy_on_host(run: Run, algorithm: Any, learners: Any, status: str) -> str:
+    """With --gif, draw an episode with the policy of the one of `learners` [1, ...] to `policy.gif`.
+
+    It is played in an environment that is made for it, with the parameters of evaluations.
+    """
+    if not run.args.gif or status == "interrupted":
+        return ""
+    from common.drawing.episodes import draw_gif  # slow, and needed with --gif only
+    from common.recording import record_on_host
+
+    path = _path_of_gif(run)
+    learner = jax.tree.map(lambda x: x[0], learners)
+    played = record_on_host(run.args, algorithm, learner, stopped=lambda: run.interrupted)
+    if played is None:
+        return ""
+    draw_gif(*played, path, run.console.warn)
+    return f"gif      {path}"
+
+
+def _path_of_gif(run: Run) -> Path:
+    """The file for a run's episode, without that of an earlier end."""
+    path = run.dir / "policy.gif"
+    path.unlink(missing_ok=True)
+    return path

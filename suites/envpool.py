@@ -11,7 +11,7 @@ from common.envs.host import HostOptions, HostStep
 from common.envs.suite_tools import changed_params, check_time_limit, import_package, refuse_params
 from suites.tools.checked import of_each
 from suites.tools.conversion import Conversion
-from suites.tools.shared import FRAMES
+from suites.tools.shared import FRAMES, OBS_NAMES
 
 MOST_THREADS = 1024
 MOST_FRAMES = 64  # stacked in front of a picture, whose sides are longer
@@ -33,9 +33,11 @@ class SuiteEnv:
     def __init__(self, name: str, env_id: str, options: HostOptions):
         envpool = import_package("envpool")
         params = _checked_params(envpool, name, env_id, options.env_params)
-        if options.frames and "mujoco" not in envpool.registration.registry.specs[env_id][0]:
-            params = params | FRAMES  # MuJoCo would end the process where there is no display
+        self._draws = options.frames and "mujoco" not in envpool.registration.registry.specs[env_id][0]
+        if self._draws:
+            params = params | FRAMES
         params = params | {"num_envs": options.num_envs, "seed": options.seed}
+        self.obs_names = OBS_NAMES.get(env_id, ())
         self._inner = envpool.make(env_id, env_type="gymnasium", **params)
         self._conversion = Conversion(name, self._inner.observation_space, self._inner.action_space)
         self.spec, self.num_envs, self.resets_in_step = self._conversion.spec, options.num_envs, options.resets_in_step
@@ -66,6 +68,8 @@ class SuiteEnv:
         return obs
 
     def frame(self) -> np.ndarray:
+        if not self._draws:
+            raise UsageError("envpool would end the process where it draws MuJoCo without a display")
         return self._inner.render(np.zeros(1, np.int32))[0]
 
     def close(self) -> None:

@@ -13,11 +13,11 @@ from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.host import HostOptions, HostStep
 from common.envs.masks import MASK
-from common.envs.suite_tools import import_package
+from common.envs.suite_tools import import_package, own_names, reason
 from suites.tools import processes
 from suites.tools.checked import of_each, true_of_each
 from suites.tools.conversion import Conversion
-from suites.tools.shared import FRAMES, draw_without_display
+from suites.tools.shared import FRAMES, OBS_NAMES, draw_without_display
 
 REGISTERED_BY = {"ale_py": "ale_py", "suites": "suites.tools.processes"}
 """Modules that register environments when they are imported, by the package of an environment's entry point."""
@@ -33,11 +33,16 @@ class SuiteEnv:
     """In processes of their own ("async"), in this thread ("sync"), or vectorised by their suite ("vector")."""
 
     def __init__(self, name: str, env_id: str, options: HostOptions):
+        self._env_id = env_id
         if ":" not in env_id:
             package = str(gymnasium.registry[env_id].entry_point).partition(".")[0]
             module = REGISTERED_BY.get(package)
             env_id = f"{module}:{env_id}" if module else env_id  # as other processes know it
-        self._inner = (_vectorized_with_frames if options.frames else _vectorized)(env_id, options)
+        self._without_pictures = ""  # why there are none
+        if options.frames:
+            self._inner, self._without_pictures = _vectorized_with_frames(env_id, options)
+        else:
+            self._inner = _vectorized(env_id, options)
         self._conversion = Conversion(name, self._inner.single_observation_space, self._inner.single_action_space)
         self.spec, self.num_envs = self._conversion.spec, options.num_envs
         mode = self._inner.metadata.get("autoreset_mode")
@@ -46,6 +51,13 @@ class SuiteEnv:
         self.resets_in_step = mode is AutoresetMode.SAME_STEP
         self._seed: int | None = options.seed
         self._reuses_arrays = options.vectorization == "vector"  # at least it may
+
+    @property
+    def obs_names(self) -> tuple[str, ...]:
+        """Those that the environment itself has, or that are known; none of one in a process of its own."""
+        one_by_one = getattr(self._inner, "envs", None)
+        drawn = one_by_one[0] if one_by_one else self._inner
+        return own_names(drawn.unwrapped) or OBS_NAMES.get(self._env_id, ())
 
     def reset(self) -> Any:
         self._over = np.zeros(self.num_envs, bool)
@@ -85,7 +97,9 @@ class SuiteEnv:
 
     def frame(self) -> np.ndarray:
         one_by_one = getattr(self._inner, "envs", None)  # all together would all be drawn
-        return np.ascontiguousarray(one_by_one[0].render() if one_by_one else self._inner.render()[0], np.uint8)
+        if self._without_pictures:
+            raise UsageError(self._without_pictures)
+        return one_by_one[0].render() if one_by_one else self._inner.render()[0]
 
     def close(self) -> None:
         try:
@@ -110,16 +124,20 @@ def _vectorized(env_id: str, options: HostOptions) -> Any:
     return SyncVectorEnv([maker] * options.num_envs, autoreset_mode=mode)
 
 
-def _vectorized_with_frames(env_id: str, options: HostOptions) -> Any:
-    """The same, in this process, so that they draw themselves if they can."""
+def _vectorized_with_frames(env_id: str, options: HostOptions) -> tuple[Any, str]:
+    """The same, in this process, so that they draw themselves if they can; else with the reason why they cannot."""
     others = {name: value for name, value in options.env_params.items() if name not in FRAMES}
     plain = _vectorized(env_id, options._replace(env_params=others))
     metadata = plain.envs[0].metadata if hasattr(plain, "envs") else plain.metadata
     if FRAMES["render_mode"] not in metadata.get("render_modes", ()):
-        return plain
-    plain.close()
+        return plain, f"its metadata does not have the render mode {FRAMES['render_mode']}"
     draw_without_display()
-    return _vectorized(env_id, options._replace(env_params=others | FRAMES))
+    try:
+        drawn = _vectorized(env_id, options._replace(env_params=others | FRAMES))
+    except Exception as error:  # no argument for it, or a package that is missing here
+        return plain, reason(error)
+    plain.close()
+    return drawn, ""
 
 
 def _copied(tree: Any) -> Any:

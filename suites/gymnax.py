@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from common.envs.custom import GymnaxStyleEnv, has_own_step, replaced
+from suites.tools.shared import OBS_NAMES
 
 
 def ids() -> list[str]:
@@ -21,6 +22,7 @@ class SuiteEnv(GymnaxStyleEnv):
         inner, params = _import_gymnax().make(env_id)
         params = replaced(name, params, env_params)
         super().__init__(name, inner, params, resets_itself=has_own_step(inner))
+        self.obs_names = OBS_NAMES.get(env_id, ())
 
 
 class _OnFirstUse(ModuleType):

@@ -12,6 +12,7 @@ from common.envs.environment import Env, Step
 from common.envs.masks import MASK
 from common.envs.spaces import Box, Discrete, Leaf, MultiDiscrete, Space, box, convert
 from common.envs.suite_tools import changed_params, import_package, settable
+from suites.tools.plane import Circle, plane_frame
 
 LIMIT = "max_steps"
 LEFT_OUT = (
@@ -71,12 +72,64 @@ class SuiteEnv(Env):
         ends = not self._endless and dones["__all__"], 0 < self.declared_steps <= time
         return Step(self._observed(obs, inner_state), (inner_state, time), reward, *ends)
 
+    def frame(self, state: Any) -> np.ndarray | None:
+        is_plane = hasattr(state[0], "p_pos") and hasattr(self.inner, "landmarks")
+        return plane_of_particles(self.inner, state[0]) if is_plane else None
+
     def _observed(self, obs: dict[str, jax.Array], state: Any) -> dict[str, jax.Array]:
         seen = {agent: obs[agent] for agent in self.inner.agents}
         if not self._masks:
             return seen
         legal = self.inner.get_avail_actions(state)
         return seen | {MASK: jnp.concatenate([jnp.asarray(legal[agent], bool) for agent in self.inner.agents])}
+
+
+COLORS = {"agent": "#0072B2", "adversary": "#D55E00", "leadadversary": "#CC79A7", "landmark": "#8A9099"}
+COLORS |= {"food": "#009E73", "forest": "#F0E442", "speaker": "#D55E00", "listener": "#0072B2"}
+COLORS |= {"eve": "#D55E00", "alice": "#0072B2", "bob": "#56B4E9"}
+OTHER = "#FFFFFF"  # colour of another kind of particle
+
+
+def plane_of_particles(inner: Any, state: Any) -> np.ndarray:
+    """A picture of the particles of MPE and what they say.
+
+    Args:
+      inner: jaxmarl's environment, with the names of `agents` and `landmarks`, and `rad`, the radius of each of them.
+      state: its state. `p_pos` [N, 2] are the places of agents and then of landmarks; `c` [agents, words] is what is
+        said; `goal` is the number of a landmark, or one for each agent, or None.
+    """
+    places, radii = np.asarray(state.p_pos, float), np.asarray(inner.rad, float)
+    goal = getattr(state, "goal", None)
+    goals = set() if goal is None else set(np.ravel(goal).tolist())
+    circles = []
+    for names, first in ((inner.agents, 0), (inner.landmarks, len(inner.agents))):
+        for index, name in enumerate(names):
+            kind = _kind_of(name)
+            circle = Circle(
+                name=name,
+                kind=kind,
+                color=COLORS.get(kind, OTHER),
+                center=tuple(places[first + index].tolist()),
+                radius=float(radii[first + index]),
+                name_above=first == 0,
+                in_ring=first > 0 and index in goals,
+            )
+            circles.append(circle)
+    return plane_frame(circles, ring="goal", notes=_words(inner, state))
+
+
+def _kind_of(name: str) -> str:
+    """A name such as agent_0 without its number."""
+    return name.rstrip("0123456789").rstrip("_ ") or name
+
+
+def _words(inner: Any, state: Any) -> list[str]:
+    """What those agents say that can speak: the word with the largest number, by its place."""
+    said, silent = getattr(state, "c", None), getattr(inner, "silent", None)
+    if said is None or silent is None or not np.size(said):
+        return []
+    speakers = np.flatnonzero(np.asarray(silent) == 0)
+    return [f"{inner.agents[index]} says {np.argmax(said[index])}" for index in speakers if np.any(said[index])]
 
 
 def _joined(actions: list[Space]) -> Space:

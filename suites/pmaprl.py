@@ -24,6 +24,7 @@ class SuiteEnv(gymnax.SuiteEnv):
         super().__init__(name, whole, env_params)
         whole_space = convert(self.inner.observation_space(self.params), "observation space")
         self.observation_space = Box(whole_space.low[self._seen], whole_space.high[self._seen], self._seen.shape)
+        self.obs_names = tuple(self.obs_names[index] for index in self._seen)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         obs, state = super().begin(key)

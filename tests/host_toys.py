@@ -97,6 +97,16 @@ class DrawnToy(Toy):
         return np.full((30, 40, 3), self.time % 256, np.uint8) if self.render_mode else None
 
 
+class PromisingToy(Toy):
+    """Says that it draws itself, and cannot be told to."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+    obs_names = ("episode", "step")
+
+    def __init__(self):
+        super().__init__()
+
+
 class BoxToy(Toy):
     """Actions in a Box [2, 2] of -2 .. 1, as 64 bit numbers; the reward is their sum, NaN where that does not fit."""
 
@@ -265,7 +275,7 @@ class TextToy(Toy):
     observation_space = spaces.Text(5)
 
 
-TOYS = Toy, DrawnToy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, TextToy, ChattyToy, SecretiveToy
+TOYS = Toy, DrawnToy, PromisingToy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, TextToy, ChattyToy, SecretiveToy
 for toy in (*TOYS, OddToy, RaggedToy, StubbornToy, TellingToy, TellingGoalToy):
     gymnasium.register(f"{toy.__name__}-v0", toy, disable_env_checker=True)
 

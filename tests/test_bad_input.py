@@ -50,7 +50,7 @@ CASES = [
     ("ppo", "--num-envs many", "--num-envs, many"),
     ("ppo", "--num-env 8", "--num-env, --num-envs"),
     ("ppo", "--clip-coef=0.1", "--clip-coef, --clip-eps"),
-    ("ppo", "--env gymnasium:CartPole-v1 --no-gif", "on the device"),
+    ("ppo", "--env gymnasium:CartPole-v1 --no-save-envs", "on the device"),
     ("ppo", "--env gymnasium:CartPole-v1 --num-seeds 3", "on the device, for seed in, common.compare"),
     ("ppo", "--hidden-sizes --seed", "--seed"),
     ("ppo", "--log-info discount --log_info=reward", "--log-info is there twice"),

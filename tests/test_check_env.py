@@ -16,6 +16,7 @@ from suites.tools.processes import InItsProcess
 
 BROKEN = """
 import jax
+import numpy as np
 import jax.numpy as jnp
 from flax import struct
 from gymnax.environments import environment, spaces
@@ -43,6 +44,17 @@ class Walk(environment.Environment):
     def action_space(self, params):
         return spaces.Discrete(2)
 
+class Drawn(Walk):
+    def next_x(self, state, action):
+        return state.x + action
+
+    def frame(self, state, params):
+        return np.zeros((6, 9, 3), np.uint8)
+
+class Undrawn(Drawn):
+    def frame(self, state, params):
+        return state.nothing
+
 class Branching(Walk):
     def next_x(self, state, action):
         return state.x + 1 if action > 0 else state.x
@@ -66,6 +78,14 @@ def test_nothing_is_wrong_with_an_environment_of_a_suite(capsys):
     assert not found["wrong"] and "finite" in found["ok"] and "same episodes" in found["ok"]
     assert "every reward is 1" in found["note"]
     assert "Box[4]" in capsys.readouterr().out
+
+
+def test_a_frame_of_ones_own_is_checked(broken_envs, capsys):
+    assert "picture" in kinds("broken_envs:Drawn")["ok"]
+    with pytest.raises(TrainingError):
+        kinds("broken_envs:Undrawn")
+    printed = capsys.readouterr().out
+    assert "frame shows no picture" in printed and "broken_envs.py, line" in printed
 
 
 def test_whole_numbers_and_large_ones_are_told(capsys):

@@ -1,10 +1,12 @@
 """PPO on environments of the host: synchronous, by the file that trains on the device."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import host_helpers
 import jax
+import jax.numpy as jnp
 import numpy as np
 import ppo_pmap as ppo
 import ppo_rnn_pmap as ppo_rnn
@@ -12,8 +14,12 @@ import pqn_pmap as pqn
 import pytest
 from helpers import relative_difference, same_bits
 from host_helpers import TOY, rows_with
+from PIL import Image
 
+from common.actors import threads
+from common.cli.errors import TrainingError
 from common.envs.registry import make_host
+from common.recording import record_on_host
 
 SMALL = host_helpers.SMALL | {
     "num_envs": 4,
@@ -82,3 +88,39 @@ def test_it_goes_on_after_a_failed_actor_and_resumes(algorithm, tmp_path):
     assert (half.env_steps, whole.env_steps, whole.status) == (64, 128, "finished")
     assert max(row["actors/restarts"] for row in rows_with("actors/restarts", tmp_path / "run")) == 1
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(whole.params))
+
+
+def test_a_gif_shows_an_episode_and_changes_no_number(tmp_path):
+    drawn = train(tmp_path / "drawn", env=host_helpers.TOYS + "DrawnToy-v0", gif=True)
+    plain = train(tmp_path / "plain", env=host_helpers.TOYS + "DrawnToy-v0")
+    assert drawn.state_sha256 == plain.state_sha256
+    assert not (tmp_path / "plain" / "policy.gif").exists()
+    with Image.open(tmp_path / "drawn" / "policy.gif") as gif:
+        assert gif.n_frames == 8
+        shades = []
+        for step in range(8):
+            gif.seek(step)
+            shades.append(gif.convert("RGB").getpixel((150, 150))[0])
+    np.testing.assert_allclose(shades, range(8), atol=4)
+
+
+@pytest.mark.parametrize("toy", ["Toy-v0", pytest.param("SecretiveToy-v0", marks=pytest.mark.slow)])
+def test_a_gif_of_what_has_no_renderer_shows_observations_and_says_so(toy, tmp_path, capsys):
+    result = train(tmp_path / "run", env=host_helpers.TOYS + toy, gif=True, total_timesteps=32)
+    assert result.status == "finished"
+    assert "drawn from observations" in capsys.readouterr().err
+    with Image.open(tmp_path / "run" / "policy.gif") as gif:
+        assert gif.n_frames == 8
+
+
+def test_an_environment_that_hangs_while_it_is_drawn_is_given_up(monkeypatch):
+    args = ppo.Args(**SMALL | {"env_params": '{"hang_at": 3}', "step_timeout": 0.01})
+
+    def act(learner, seen, memory):
+        return jnp.zeros(len(seen.first), jnp.int32), memory
+
+    algorithm = SimpleNamespace(initial_memory=lambda count: (), act=act)
+    monkeypatch.setattr(threads, "GRACE", 0.1)
+    with pytest.raises(TrainingError, match="--step-timeout"):
+        record_on_host(args, algorithm, learner=(), stopped=lambda: False)
+    assert record_on_host(args, algorithm, learner=(), stopped=lambda: True) is None

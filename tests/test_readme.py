@@ -8,11 +8,15 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cli_helpers import ROOT, SMALL, read_result
+from PIL import Image
 
 from common.cli.command import parse
+from common.drawing.episodes import draw_gif, record
+from common.envs.registry import make
 from common.policy import load_policy
 
 README = ROOT / "README.md"
@@ -77,13 +81,18 @@ def test_the_update_of_the_page_of_ppo_runs_under_shard_map():
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(names["state"].learner.params))
 
 
+def write_environments(folder: Path) -> None:
+    """Write the files with environments that the page shows."""
+    for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", OWN.read_text(), re.DOTALL):
+        (folder / name).write_text(code)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "small"), [("my_envs:Walk", SMALL), ("gymnasium:my_gym_envs:Walk-v0", SMALL_ACTORS.split())]
 )
 def test_the_environments_of_docs_train(env, small, tmp_path, monkeypatch):
-    for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", OWN.read_text(), re.DOTALL):
-        (tmp_path / name).write_text(code)
+    write_environments(tmp_path)
     (tmp_path / "suites.py").touch()  # the user's, not the kit's
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])  # the working directory is put there
@@ -92,6 +101,28 @@ def test_the_environments_of_docs_train(env, small, tmp_path, monkeypatch):
     result = algorithm.train(parse(algorithm.Args, [*words, *small, "--total-timesteps", "64", "--quiet"]))
     assert result.status == "finished"
     assert 10 < result.evaluation["eval/length_mean"][0] <= 20
+
+
+def test_the_documented_frame_draws_an_environment(tmp_path, monkeypatch):
+    write_environments(tmp_path)
+    (frame,) = re.findall(r"<!-- frame -->\n```python\n(.*?)```", OWN.read_text(), re.DOTALL)
+    walk = tmp_path / "drawn_envs.py"
+    walk.write_text(f"import numpy as np\n{(tmp_path / 'my_envs.py').read_text()}\n{frame}")
+    monkeypatch.syspath_prepend(tmp_path)
+    env = make("drawn_envs:Walk")
+    recording = record(env, lambda obs: jnp.ones(1, jnp.int32), jax.random.key(0), env.max_steps)
+    assert recording.obs_names == ("place",)
+    warnings = []
+    count = draw_gif(env, recording, tmp_path / "walk.gif", warnings.append)
+    assert count == len(recording.rewards) + 1 and not warnings
+    middles = []
+    with Image.open(tmp_path / "walk.gif") as gif:
+        for step in (0, count - 1):
+            gif.seek(step)
+            blue = np.argwhere(np.abs(np.asarray(gif.convert("RGB"), int) - [0, 114, 178]).max(axis=2) < 20)
+            middles.append(blue.mean(axis=0)[1])
+    moved = 50 * float(recording.obs[-1, 0] - recording.obs[0, 0])
+    assert middles[1] - middles[0] == pytest.approx(moved, abs=2)
 
 
 @pytest.fixture

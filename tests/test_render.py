@@ -1,19 +1,29 @@
 """Episodes as GIFs, of `common/drawing`: what is recorded, what the pictures show, and the file."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import make_env
+from helpers import Toy, make_env
+from host_helpers import TOYS
 from PIL import Image, ImageColor
 
 from common.device.agents import Player
 from common.device.evaluation import play_episodes
-from common.drawing import episodes as scenes
+from common.drawing import pictures
 from common.drawing.episodes import CAPTION, RecordedEnvs, Recording, draw_gif, record, timing
+from common.drawing.figures import COLORS
+from common.drawing.pictures import LEGEND, MARGIN
+from common.drawing.tracks import LEFT, PLOT, SHADES, TITLE, groups_of
 from common.envs import spaces
+from common.envs.custom import wrap
 from common.envs.host import HostStep
-from common.envs.registry import make
+from common.envs.registry import make, make_host
+from suites.jaxmarl import COLORS as COLORS_OF_PARTICLES
+from suites.jaxmarl import plane_of_particles
+from suites.tools import plane
 
 OTHERS = "Pendulum-v1", "MountainCarContinuous-v0", "Breakout-MinAtar", "MemoryChain-bsuite"
 DRAWN = ["CartPole-v1", "FrozenLake-misc", "Pixels", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
@@ -49,6 +59,11 @@ def pixels(frame: np.ndarray, color: str) -> np.ndarray:
 def place(frame: np.ndarray, color: str) -> np.ndarray:
     """The middle of what has `color`, (x, y)."""
     return pixels(frame, color).mean(axis=0) + 0.5
+
+
+def is_written(frame: np.ndarray) -> bool:
+    """Whether there is dark text."""
+    return (frame.max(axis=2) < 120).sum() > 5
 
 
 def test_a_recording_is_an_episode_of_the_evaluation():
@@ -122,10 +137,24 @@ def test_an_episode_on_the_host_keeps_the_pictures_of_the_steps_that_are_drawn(l
     assert shown == [step % 256 for step in (*steps[:-1], last)]
 
 
+@pytest.mark.parametrize(("toy", "told"), [("Toy", "rgb_array"), ("PromisingToy", "render_mode"), ("DrawnToy", "")])
+def test_a_gymnasium_environment_draws_itself_or_says_why_not(toy, told):
+    envs = RecordedEnvs(make_host(f"{TOYS}{toy}-v0", 1, 0, frames=True, vectorization="sync"))
+    envs.reset()
+    for _ in range(8):
+        envs.step(np.array([1]))
+    envs.close()
+    recording = envs.recording()
+    assert told in recording.without_pictures and bool(told) == bool(recording.without_pictures)
+    assert (recording.paint is None) == bool(told)
+    assert recording.obs_names == (("episode", "step") if toy == "PromisingToy" else ())
+
+
 def test_without_a_renderer_an_episode_on_the_host_keeps_observations():
     envs = played_on_host(3, resets_in_step=True, broken=True)
-    assert "no display" in envs.without_pictures
-    assert (envs.recording().obs.ravel().tolist(), envs.recording().paint) == ([0, 1, 2, 3], None)
+    recording = envs.recording()
+    assert "no display" in recording.without_pictures
+    assert (recording.obs.ravel().tolist(), recording.paint) == ([0, 1, 2, 3], None)
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -136,7 +165,7 @@ def test_every_environment_has_pictures(tmp_path, name):
     frames, _ = drawn(env, recording, tmp_path / "episode.gif")
     assert len(frames) == len(recording.rewards) + 1
     height, width, _ = frames[0].shape
-    assert 60 <= height <= 320 and 280 <= width <= 360
+    assert 60 <= height <= 700 and 280 <= width <= 600
     assert len(np.unique(frames[-1].reshape(-1, 3), axis=0)) > 1, "blank"
 
 
@@ -144,7 +173,7 @@ def test_cart_and_pole_are_where_the_state_says(tmp_path):
     x, theta = np.array([-2.0, 0, 1.3, 0, 0]), np.array([0, 0, 0, 0.2, -0.2])
     frames = still("CartPole-v1", tmp_path / "a.gif", x=x, theta=theta)
     middle, unit = 180, 180 / (1.15 * 2.4)
-    carts, poles = ([place(frame, color)[0] for frame in frames] for color in (scenes.INK, scenes.ORANGE))
+    carts, poles = ([place(frame, color)[0] for frame in frames] for color in (pictures.INK, pictures.ORANGE))
     np.testing.assert_allclose(carts, middle + x * unit, atol=1.5)
     np.testing.assert_allclose(poles, carts + 0.5 * np.sin(theta) * unit, atol=3)
 
@@ -154,13 +183,171 @@ def test_channels_have_their_colours_the_first_in_front_and_images_keep_theirs(t
     obs[0, 0, 0, 0] = obs[0, 9, 4, 3] = 1
     obs[1, 5, 5, 0] = obs[1, 5, 5, 2] = 1
     first, second = drawn(make_env("Toy"), Recording(None, obs, *np.zeros((2, 1))), tmp_path / "a.gif")[0]
-    assert first.shape == (300, 300, 3)
-    found = first[15, 15], first[285, 135], first[15, 45], second[165, 165]
-    wanted = map(ImageColor.getrgb, (scenes.ORANGE, scenes.YELLOW, scenes.FLOOR, scenes.ORANGE))
+    assert first.shape == (300 + MARGIN, MARGIN + 300 + LEGEND, 3)
+    left = MARGIN
+    found = first[15, left + 15], first[285, left + 135], first[15, left + 45], second[165, left + 165]
+    wanted = map(ImageColor.getrgb, (pictures.ORANGE, pictures.YELLOW, pictures.FLOOR, pictures.ORANGE))
     np.testing.assert_allclose(found, [*wanted], atol=8)
     image = np.broadcast_to(np.uint8([200, 30, 90]), (2, 50, 60, 3))
     frames, _ = drawn(make_env("Toy"), Recording(None, image, *np.zeros((2, 1))), tmp_path / "b.gif")
     np.testing.assert_allclose(frames[1][150, 90], [200, 30, 90], atol=8)
+
+
+def test_a_legend_has_the_colours_of_all_channels(tmp_path):
+    obs = np.zeros((2, 10, 10, 4), np.float32)
+    frame = drawn(make_env("Toy"), Recording(None, obs, *np.zeros((2, 1))), tmp_path / "a.gif")[0][0]
+    legend = frame[:, MARGIN + 300 :]
+    middles = [place(legend, color)[1] for color in pictures.CHANNELS[:4]]
+    np.testing.assert_allclose(np.diff(middles), pictures.LINE, atol=1)
+    assert is_written(frame[:300, :MARGIN]), "no numbers of rows"
+    assert is_written(frame[300:, MARGIN : MARGIN + 300]), "no numbers of columns"
+
+
+def names_of(groups) -> list[list[str]]:
+    return [[track.name for track in group.tracks] for group in groups]
+
+
+def test_numbers_have_the_names_of_their_parts_or_those_that_are_told():
+    spaces_of = {"joints": spaces.box((2,)), "action_mask": spaces.box((3,)), "mode": spaces.Discrete(4)}
+    obs = {"joints": np.zeros((3, 2)), "action_mask": np.ones((3, 3)), "mode": np.array([0, 1, 2])}
+    action_space = (spaces.Discrete(3), spaces.box((2,), -1, 1))
+    recording = Recording(None, obs, (np.array([2, 1]), np.full((2, 2), 5.0)), np.array([1.0, 2.0]))
+    seen = [x for x in spaces.leaves(spaces_of, obs) if x[0] != "action_mask"]
+    groups = groups_of(recording, seen, action_space, lambda count: ())
+    observed, acted, earned = names_of(groups)
+    assert observed == ["joints 0", "joints 1", "mode"]
+    assert acted == ["action 0", "action 1, 0", "action 1, 1"]
+    assert earned == ["reward", "return"]
+    told = groups_of(recording, seen, action_space, lambda count: ("a", "b", "c"))
+    assert names_of(told)[0] == ["a", "b", "c"]
+
+
+def test_rewards_and_actions_belong_to_the_step_that_led_there_within_their_bounds():
+    recording = Recording(None, np.array([[0.0], [1.0], [2.0]]), np.full((2, 1), 5.0), np.array([1.0, 2.0]))
+    seen = [("", spaces.box((1,)), recording.obs)]
+    groups = groups_of(recording, seen, spaces.box((1,), -1, 1), lambda count: ())
+    (obs,), (action,), (reward, ret) = (group.tracks for group in groups)
+    np.testing.assert_array_equal(obs.values, [0, 1, 2])
+    np.testing.assert_array_equal(action.values, [np.nan, 1, 1])
+    np.testing.assert_array_equal(reward.values, [np.nan, 1, 2])
+    np.testing.assert_array_equal(ret.values, [0, 1, 3])
+
+
+def numbers_of(count: int) -> tuple[spaces.EnvSpec, Recording]:
+    """An episode of five steps with observations of so many numbers, some of which are not finite."""
+    obs = np.random.default_rng(0).normal(size=(6, count))
+    obs[2, 1] = np.nan
+    spec = spaces.EnvSpec("some", spaces.box((count,)), np.dtype(np.float32), spaces.Discrete(3))
+    return spec, Recording(None, obs, np.array([0, 1, 2, 1, 0]), np.array([1.0, np.inf, 0, -1, 2]))
+
+
+def test_a_few_numbers_are_lines_with_a_legend_beside_and_ticks(tmp_path):
+    frames, _ = drawn(*numbers_of(3), tmp_path / "a.gif")
+    ticks, samples = frames[0][:, :LEFT], frames[0][:, LEFT + PLOT + 6 : LEFT + PLOT + 24]
+    heights = [place(samples, color)[1] for color in COLORS[:6]]
+    assert heights == sorted(heights), "three numbers, an action, reward and return"
+    for height in map(int, heights):
+        assert is_written(ticks[height - 19 : height + 19]), "no ticks"
+    moved = np.abs(frames[1] - frames[0]).max(axis=2) > 40
+    assert 0 < moved[:, LEFT : LEFT + PLOT].any(axis=0).sum() < 12, "more than the mark has moved"
+    assert all(moved[int(height) - 6 : int(height) + 6, -70:].any() for height in heights), "the numbers of the step"
+
+
+def test_many_numbers_are_shades_with_names_beside(tmp_path):
+    frames, _ = drawn(*numbers_of(40), tmp_path / "a.gif")
+    shades = frames[0][TITLE : TITLE + SHADES, LEFT : LEFT + PLOT]
+    names = frames[0][TITLE : TITLE + SHADES, LEFT + PLOT + 6 :]
+    assert len(np.unique(shades.reshape(-1, 3), axis=0)) > 10
+    assert all(is_written(names[top : top + 15]) for top in range(0, SHADES, 15))
+
+
+def test_names_that_are_not_as_many_as_the_numbers_are_told(tmp_path):
+    spec, recording = numbers_of(3)
+    told = []
+    draw_gif(spec, recording._replace(obs_names=("one",)), tmp_path / "a.gif", told.append)
+    assert len(told) == 1 and all(word in told[0] for word in ("obs_names", "some", "1", "3"))
+
+
+class Framed(Toy):
+    """Draws itself with its own method, which goes wrong in the step called `bad`."""
+
+    def __init__(self, make, bad: int):
+        self.make = make
+        self.bad = bad
+
+    def frame(self, state, params):
+        good = np.full((30, 40, 3), 40 * int(state.time), np.uint8)
+        return self.make(good) if state.time == self.bad else good
+
+
+def failing(picture):
+    raise ValueError("no paint left")
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [(failing, "no paint left"), (np.float32, "float32"), (lambda x: x[..., 0], "30, 40"), (lambda x: x[:9], "size")],
+)
+def test_an_own_frame_that_goes_wrong_costs_a_picture_and_is_told(make, told, tmp_path):
+    env, texts = wrap(Framed(make, bad=3)), []
+    recording = record(env, lambda obs: jnp.zeros(1, jnp.int32), jax.random.key(0), 5)
+    assert draw_gif(env, recording, tmp_path / "a.gif", texts.append) == 6
+    assert len(texts) == 1 and told in texts[0]
+    frames, _ = drawn(env, recording, tmp_path / "b.gif")
+    np.testing.assert_allclose([frame[9, 140, 0] for frame in frames], [0, 40, 80, 80, 160, 200], atol=8)
+
+
+def test_an_own_frame_that_never_works_is_told_with_its_place_and_numbers_are_drawn(tmp_path):
+    env, texts = wrap(Framed(failing, bad=0)), []
+    recording = record(env, lambda obs: jnp.zeros(1, jnp.int32), jax.random.key(0), 5)
+    assert draw_gif(env, recording, tmp_path / "a.gif", texts.append) == 6
+    assert len(texts) == 1 and all(word in texts[0] for word in ("no paint left", "test_render.py", "observations"))
+    assert Image.open(tmp_path / "a.gif").width > 500
+
+
+def test_a_picture_has_the_parameters_that_its_episode_has_drawn():
+    env = make("CartPole-v1", '{"length": "choice:0.2,0.9"}')
+    frames = {}
+    for seed in range(6):
+        state, numbers = jax.device_get(env.reset(jax.random.key(seed))[1])
+        frames[round(float(numbers["length"]), 3)] = env.frame((state, numbers)).shape
+    alone = {length: make("CartPole-v1", f'{{"length": {length}}}') for length in frames}
+    assert len(frames) == 2
+    assert frames == {length: other.frame(state).shape for length, other in alone.items()}
+    assert env.obs_names[0] == "cart position"
+
+
+def particles(**state) -> np.ndarray:
+    """A picture of MPE's particles, two agents and a landmark."""
+    names = {"agents": ["agent_0", "adversary_0"], "landmarks": ["landmark 0"]}
+    inner = SimpleNamespace(**names, rad=np.array([0.15, 0.15, 0.2]), silent=np.array([0, 1]))
+    return plane_of_particles(inner, SimpleNamespace(**state)).astype(int)
+
+
+def test_particles_are_circles_on_a_plane_with_a_legend():
+    agent, adversary, landmark = (COLORS_OF_PARTICLES[kind] for kind in ("agent", "adversary", "landmark"))
+    frame = particles(p_pos=np.array([[-1.0, 0.5], [0.9, -0.2], [0.0, 1.0]]), goal=None)
+    on_plane = frame[plane.TOP : plane.TOP + plane.SIDE, plane.LEFT : plane.LEFT + plane.SIDE]
+    legend = frame[:, plane.LEFT + plane.SIDE + 2 :]
+    for color, center in {agent: (-1.0, 0.5), adversary: (0.9, -0.2), landmark: (0.0, 1.0)}.items():
+        x, y = ((1.5 + sign * at) / 3 * plane.SIDE for sign, at in zip((1, -1), center, strict=True))
+        middle = np.median(pixels(on_plane, color), axis=0)  # texts have some such pixels too
+        np.testing.assert_allclose(middle, (x, y), atol=2)
+    heights = [np.median(pixels(legend, color), axis=0)[1] for color in (agent, adversary, landmark)]
+    np.testing.assert_allclose(np.diff(heights), plane.LINE, atol=1)
+    size = np.ptp(pixels(on_plane, agent), axis=0)
+    np.testing.assert_allclose(size, 2 * 0.15 / 3 * plane.SIDE, atol=4)
+    assert is_written(frame[plane.TOP :, : plane.LEFT]) and is_written(frame[plane.TOP + plane.SIDE + 2 :])
+    assert frame.shape == (plane.HEIGHT, plane.WIDTH, 3)
+
+
+def test_a_plane_shows_particles_that_are_far_away_the_goal_and_what_is_said():
+    places = np.array([[-4.0, 0.5], [0.9, -0.2], [0.0, 1.0]])
+    far = particles(p_pos=places, goal=np.int32(0), c=np.array([[0.0, 1.0], [0.0, 0.0]]))
+    assert len(pixels(far[:, : plane.LEFT + plane.SIDE], COLORS_OF_PARTICLES["agent"])) > 5
+    assert len(pixels(far, plane.RING)) > 20
+    corner = slice(plane.TOP + plane.SIDE - 16, plane.TOP + plane.SIDE - 3), slice(plane.LEFT + 2, plane.LEFT + 70)
+    assert is_written(far[corner]) and not is_written(particles(p_pos=places, goal=None)[corner])
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,9 @@ def test_an_update_can_be_traced_and_states_can_be_saved(name):
     jax.eval_shape(programs.update, state, np.int32(1))
     host = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(key_data, state.actors.env_state))
     assert same_bits(unflatten(flatten(host), host), host)
-    if name.startswith(("navix", "xminigrid", "octax", "jumanji:Game")):  # others need a graphics library
+    if name.startswith(
+        ("navix", "xminigrid", "octax", "jumanji:Game", "jaxmarl:MPE")
+    ):  # others need a graphics library
         frame = env.frame(env.reset(jax.random.key(0))[1])
         assert frame.dtype == np.uint8 and frame.shape[2] == 3 and frame.std() > 0
 

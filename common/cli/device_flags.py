@@ -36,8 +36,6 @@ class DeviceEnvArgs(PbtArgs):
     # evaluation and checkpoints
     save_envs: bool = True
     """Save environments in checkpoints; without them a resumed run begins new episodes, and is not an exact one."""
-    gif: bool = False
-    """Draw an episode with the final policy: policy.gif in the run directory."""
 
     # devices and machines
     num_devices: CountOrZero = 0

@@ -212,6 +212,8 @@ class RunArgs(ArgsFactory):
     keep_best: bool = False
     """Save every state that is evaluated, and keep the one with the best evaluation (mean over seeds, best member of a
     population) beside the newest."""
+    gif: bool = False
+    """Draw an episode with the final policy: policy.gif in the run directory."""
 
     # logging
     log_interval: Steps = 10_000

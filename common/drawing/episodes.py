@@ -6,40 +6,33 @@ observations. No display is needed.
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from PIL import Image, ImageColor, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from common.cli.files import check_target, replacing
 from common.device.agents import Player, Seen, at_start
 from common.device.evaluation import episode_keys
 from common.device.sharding import key_data
+from common.drawing.pictures import INK, PAPER, Paint, below, fitting, font, grid
+from common.drawing.tracks import groups_of, paint_tracks
 from common.envs import spaces
 from common.envs.environment import LONGEST_HORIZON, Env
 from common.envs.host import HostEnvs, HostStep
 from common.envs.masks import is_mask
 from common.envs.spaces import EnvSpec
-from common.envs.suite_tools import reason
+from common.envs.suite_tools import place_in_code, reason
 
-Paint = Callable[[int], Image.Image]  # the picture after so many steps of an episode
+MOST_MAPS = 3  # of an observation that are drawn
 MAX_FRAMES = 500  # that are drawn
-WIDTH, HEIGHT = 360, 300  # pixels that a picture fills at most
 LONGEST_DELAY = 0.1  # seconds between frames that leave out steps: a longer episode plays faster than it was
 LAST_DELAY = 1_000  # milliseconds for which the end is shown before the loop begins again
 CAPTION, NARROWEST = 24, 280  # pixels: height of the line of numbers, and width that they need
 COLORS = 127  # of a GIF, and one more for what stays as it is
-MOST_LINES = 8  # numbers of an observation; more are drawn as shades instead of as lines
-
-# Told apart by colour-blind eyes (Okabe and Ito).
-BLUE, ORANGE, GREEN, SKY = "#0072B2", "#E69F00", "#009E73", "#56B4E9"
-RED, PURPLE, YELLOW = "#D55E00", "#CC79A7", "#F0E442"
-INK, FLOOR, GREY, PAPER = "#2B2F36", "#3C424C", "#8A9099", "#FFFFFF"
-CHANNELS = ORANGE, SKY, GREEN, YELLOW, RED, PURPLE, BLUE, PAPER, GREY  # of a grid, one after the other
 
 
 class Recording(NamedTuple):
@@ -54,6 +47,8 @@ class Recording(NamedTuple):
     actions: Any  # [T, ...] as the policy gave them
     rewards: np.ndarray  # [T]
     paint: Paint | None = None  # the pictures, where they were drawn while it was played
+    without_pictures: str = ""  # the reason why they were not, where they should have been
+    obs_names: tuple[str, ...] = ()  # of the numbers of an observation, or of its channels, where they are known
 
 
 def frame_stride(steps: int) -> int:
@@ -90,7 +85,13 @@ def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) 
         *step, over = jax.device_get(reached)  # an episode of images never lies on the device as a whole
         steps.append(step)
     states, obs, actions, rewards = zip(*steps, strict=True)
-    return Recording(_stacked([first[0], *states]), _stacked([first[1], *obs]), _stacked(actions), np.array(rewards))
+    return Recording(
+        states=_stacked([first[0], *states]),
+        obs=_stacked([first[1], *obs]),
+        actions=_stacked(actions),
+        rewards=np.array(rewards),
+        obs_names=env.obs_names,
+    )
 
 
 class RecordedEnvs:
@@ -108,7 +109,7 @@ class RecordedEnvs:
         try:
             self._pictures[0] = fitting(self._envs.frame())
         except Exception as error:  # no renderer, or one that lacks something here: there is another way to draw it
-            self.without_pictures = reason(error)
+            self.without_pictures = f"{reason(error)}{place_in_code(error)}"
         return obs
 
     def step(self, action: Any) -> HostStep:
@@ -125,21 +126,30 @@ class RecordedEnvs:
         return out
 
     def recording(self) -> Recording:
-        """The episode. Without pictures `paint` is None."""
+        """The episode."""
 
         def newest(step: int) -> Image.Image:  # the last step may have none of its own
             return self._pictures[max(time for time in self._pictures if time <= step)]
 
-        paint = newest if self._pictures else None
-        return Recording(None, _stacked(self._obs), _stacked(self._actions), np.array(self._rewards), paint)
+        return Recording(
+            states=None,
+            obs=_stacked(self._obs),
+            actions=_stacked(self._actions),
+            rewards=np.array(self._rewards),
+            paint=newest if self._pictures else None,
+            without_pictures=self.without_pictures,
+            obs_names=getattr(self._envs, "obs_names", ()),
+        )
 
     def _keep_picture(self, time: int) -> None:
         """Add one where it is needed or the last; those go that an episode of this length does without."""
         stride = frame_stride(time)
         if time % stride and not self._over:
             return
-        with suppress(Exception):  # of a world that is broken by now, say: the episode goes on without
-            self._pictures[time] = fitting(self._envs.frame())
+        try:
+            self._pictures[time] = fitting(self._envs.frame(), like=self._pictures[0])
+        except Exception as error:  # of a world that is broken by now, say: the episode goes on without
+            self.without_pictures = f"{reason(error)}{place_in_code(error)}"
         self._pictures = {step: x for step, x in self._pictures.items() if step % stride == 0 or step == time}
 
 
@@ -152,15 +162,27 @@ def _stacked(steps: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *parts: np.stack(parts), *steps)
 
 
-def draw_gif(env: Env | EnvSpec, recording: Recording, path: Path) -> int:
-    """Write the episode to `path` as a looping GIF; returns its number of frames.
+def draw_gif(
+    env: Env | EnvSpec, recording: Recording, path: Path, warn: Callable[[str], None] = lambda text: None
+) -> int:
+    """Write an episode as a looping GIF, by the pictures of its suite, else by its observations.
 
-    Raises UsageError where the file cannot be written; one that is there already is replaced when the new one is whole.
+    Args:
+      env: the environment that it was played in.
+      recording: the episode.
+      path: the file; one that is there already is replaced when the new one is whole.
+      warn: gets a sentence where the suite shows no pictures here.
+
+    Returns:
+      The number of frames.
+
+    Raises:
+      UsageError: the file cannot be written.
     """
     check_target(path)
     with replacing(path) as temporary:
         temporary.touch()  # fails before the work, not after it
-        paint, length = _painter(env, recording), len(recording.rewards)
+        paint, length = _painter(env, recording, warn), len(recording.rewards)
         steps, delays = timing(length, seconds=float(np.clip(8 / length, 0.02, 0.3)))  # 8 in all
         returns = np.cumsum([0.0, *recording.rewards])
 
@@ -171,7 +193,7 @@ def draw_gif(env: Env | EnvSpec, recording: Recording, path: Path) -> int:
             numbers = f"step {step} / {length}", f"reward {reward}", f"return {returns[step]:.4g}"
             for place, text in zip((0.02, 0.38, 0.7), numbers, strict=True):
                 at = place * image.width, picture.height + CAPTION / 2
-                ImageDraw.Draw(image).text(at, text, INK, ImageFont.load_default(11), anchor="lm")
+                ImageDraw.Draw(image).text(at, text, INK, font(11), anchor="lm")
             return image
 
         sample = np.concatenate([np.asarray(frame(step)) for step in steps[:: -(-len(steps) // 16)]])
@@ -191,93 +213,73 @@ def timing(length: int, seconds: float) -> tuple[list[int], list[int]]:
     return steps, [*delays[:-1], LAST_DELAY]
 
 
-def fitting(frame: np.ndarray) -> Image.Image:
-    """A frame [H, W, 3] in bytes as large or as small as other pictures, by a whole number of times."""
-    picture = Image.fromarray(frame)
-    scale = min(WIDTH / picture.width, HEIGHT / picture.height)
-    if scale >= 2:
-        return picture.resize((int(scale) * picture.width, int(scale) * picture.height), Image.Resampling.NEAREST)
-    return picture.reduce(math.ceil(1 / scale)) if scale < 1 else picture
-
-
 # -------------------------------------------------------------------------------------------------- pictures of a step
 
 
-def _painter(env: Env | EnvSpec, recording: Recording) -> Paint:
+def _painter(env: Env | EnvSpec, recording: Recording, warn: Callable[[str], None]) -> Paint:
     """How the episode is drawn, by the first way that works here."""
+    missing = f"some pictures of {env.name} are missing, and those before are shown"
+    why = recording.without_pictures
     if recording.paint:
+        if why:
+            warn(f"{missing}: {why}")
         return recording.paint
     if isinstance(env, Env):
-        with suppress(Exception):  # no renderer, no graphics library, or a pole of length 0
-
-            def paint(step: int) -> Image.Image:
-                return fitting(env.frame(jax.tree.map(lambda x: jnp.asarray(x[step]), recording.states)))
-
-            paint(0)
-            return paint
-    parts = [x for name, _, x in spaces.leaves(env.observation_space, recording.obs) if not is_mask(name)]
-    maps = [x for x in parts if x.ndim in (3, 4) and min(x.shape[1:3]) >= 3]
-    if maps:
-        return _grid(maps[0])
-    return _lines({"obs": parts, "action": recording.actions, "reward": recording.rewards})
+        try:
+            if shown := _pictures_of_states(env, recording.states, lambda why: warn(f"{missing}: {why}")):
+                return shown
+        except Exception as error:  # no graphics library, or a pole of length 0
+            why = f"{reason(error)}{place_in_code(error)}"
+    if why:
+        warn(f"drawn from observations, as {env.name} shows no pictures here: {why}")
+    return _paint_observations(env, recording, warn)
 
 
-def _grid(obs: np.ndarray) -> Paint:
-    """Observations [T + 1, H, W] or [T + 1, H, W, C]: a colour per channel, the first in front, or the image itself."""
-    maps = obs if obs.ndim == 4 else obs[..., None]
-    count = maps.shape[-1]
-    is_image = count == 3 and not all(np.isin(frame, (0, 1)).all() for frame in maps)
-    low, high = min(0.0, float(np.nanmin(maps))), float(np.nanmax(maps))
-    high = 255.0 if is_image and maps.dtype == np.uint8 else high
-    colors = np.array([ImageColor.getrgb(color) for color in ((PAPER,) if count == 1 else CHANNELS)])
+def _paint_observations(env: Env | EnvSpec, recording: Recording, warn: Callable[[str], None]) -> Paint:
+    """Pictures of maps, and of all other numbers below them; of a map that is alone without actions and rewards."""
 
-    def paint(step: int) -> Image.Image:
-        values = np.nan_to_num((maps[step].astype(np.float32) - low) / max(high - low, 1e-9)).clip(0, 1)
-        pixels = 255 * values
-        if not is_image:
-            pixels = np.broadcast_to(np.float32(ImageColor.getrgb(FLOOR)), (*values.shape[:2], 3))
-            for channel in reversed(range(count)):
-                pixels = pixels + values[..., channel, None] * (colors[channel % len(colors)] - pixels)
-        picture = fitting(np.round(pixels).astype(np.uint8))
-        if (cell := picture.width // values.shape[1]) < 8:
-            return picture
-        squares = np.array(picture)
-        squares[::cell] = squares[:, ::cell] = ImageColor.getrgb(INK)  # lines between them
-        return Image.fromarray(squares)
+    def names_for(count: int) -> tuple[str, ...]:
+        names = recording.obs_names
+        if not names or len(names) == count:
+            return names
+        warn(f"obs_names of {env.name} are {len(names)}, for observations of {count}: drawn without them")
+        return ()
 
-    return paint
+    seen = [x for x in spaces.leaves(env.observation_space, recording.obs) if not is_mask(x[0])]
+    maps = {name: x for name, _, x in seen if x.ndim in (3, 4) and min(x.shape[1:3]) >= 3}
+    numbers = [x for x in seen if x[0] not in maps]
+    if len(seen) == len(maps) == 1:
+        return grid(*maps.values(), names_for)
+    grids = [grid(x, lambda count: (), title=name) for name, x in maps.items()]
+    if len(grids) > MOST_MAPS:
+        warn(f"only {MOST_MAPS} of {len(grids)} maps that {env.name} shows are drawn")
+    tracks = paint_tracks(groups_of(recording, numbers, env.action_space, names_for))
+    return below([*grids[:MOST_MAPS], tracks])
 
 
-def _lines(tracks: dict[str, Any]) -> Paint:
-    """All numbers of an episode, by their name in trees [T, ...], over its steps, and a mark that moves along.
+def _pictures_of_states(env: Env, states: Any, warn: Callable[[str], None]) -> Paint | None:
+    """Pictures by the suite's own renderer; None where it has none. Raises what the renderer raises at first.
 
-    Each number is drawn in its own range: as a line, or as shades where they are many.
+    Later it costs a picture, which `warn` is told once: that of a step before takes its place.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH / 100, HEIGHT / 100), dpi=100, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    rows = figure.subplots(3, sharex=True, height_ratios=(3, 1, 1))
-    for axes, (name, tree) in zip(rows, tracks.items(), strict=True):
-        values = np.concatenate([np.reshape(x, (len(x), -1)) for x in jax.tree.leaves(tree)], axis=1).astype(float)
-        values = np.nan_to_num(values, posinf=0, neginf=0)
-        low, high = values.min(axis=0), values.max(axis=0)
-        shares = (values - low) / np.maximum(high - low, 1e-9)  # [T, N]
-        if shares.shape[1] > MOST_LINES:
-            axes.imshow(shares.T, "Blues", aspect="auto", interpolation="nearest")
-        else:
-            axes.plot(0.8 * shares - np.arange(shares.shape[1]), linewidth=1.2)
-        axes.set_ylabel(name, fontsize=8)
-        axes.set_yticks([])
-        axes.tick_params(labelsize=7)
-    canvas.draw()
-    background = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy())
+    def frame_at(step: int) -> Any:
+        return env.frame(jax.tree.map(lambda x: jnp.asarray(x[step]), states))
+
+    first = frame_at(0)
+    if first is None:
+        return None
+    newest, warned = fitting(first), False
+    begin = newest
 
     def paint(step: int) -> Image.Image:
-        picture = background.copy()
-        x, _ = axes.transData.transform((step, 0))
-        ImageDraw.Draw(picture).line([(x, 0), (x, picture.height - 20)], RED, 2)
-        return picture
+        nonlocal newest, warned
+        try:
+            newest = fitting(frame_at(step), like=begin)
+        except Exception as error:
+            if not warned:
+                warn(f"{reason(error)}{place_in_code(error)}")
+            warned = True
+        return newest
 
     return paint

@@ -19,17 +19,20 @@ from common.cli.env_flags import SUITES
 from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.environment import Env, Step, select
-from common.envs.suite_tools import changed_params, readable_errors, reason, settable
+from common.envs.suite_tools import changed_params, own_names, readable_errors, reason, settable
 from common.envs.variation import with_draws
 
 
 class GymnaxStyleEnv(Env):
     """An environment that steps in `step_env`, and leaves `step` to gymnax, or one that `resets_itself`."""
 
+    shows_numbers = True
+
     def __init__(self, name: str, inner: Any, params: Any, max_steps: int | None = None, resets_itself: bool = False):
         self.params, self.resets_itself = params, resets_itself
         max_steps = int(getattr(params, "max_steps_in_episode", 0)) if max_steps is None else max_steps
         super().__init__(name, inner, inner.observation_space(params), inner.action_space(params), max_steps)
+        self.obs_names = own_names(inner)
 
     def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
         return self.inner.reset(key, self.params)
@@ -54,6 +57,8 @@ class GymnaxStyleEnv(Env):
         return out._replace(final_obs=final_obs, final_state=final_state)
 
     def frame(self, state: Any) -> Any:
+        if callable(getattr(self.inner, "frame", None)):
+            return self.inner.frame(state, self.params)
         scenes = importlib.import_module("suites.tools.scenes")  # by name, as the registry loads suites
         return scenes.frame(self.inner, self.params, state)
 

@@ -78,6 +78,8 @@ class Env:
     is_game = False  # whether there are other players, as `against` says, and returns above 0 are games won
     agents: tuple[int, ...] = ()  # where several act for one reward: whose of them each component of an action is
     numbers: Mapping[str, float] = {}  # parameters that `with_numbers` can change, and what they are
+    obs_names: tuple[str, ...] = ()  # of the numbers of an observation, or of the channels of a map, for pictures
+    shows_numbers = False  # whether a `frame` depends on its `numbers`, such as the length of a pole
     info_numbers: tuple[str, ...] = ()  # the entries of its `info` that are numbers
     logged: dict[str, str] | None = None  # by metric, the entry of `info`; None is each of `info_numbers`
 

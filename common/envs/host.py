@@ -93,6 +93,10 @@ class HostEnvs(Protocol):
     def frame(self) -> np.ndarray:
         """A picture [H, W, 3], in bytes, of the first environment. A suite may lack it, or raise any error."""
 
+    @property
+    def obs_names(self) -> tuple[str, ...]:
+        """Names of the numbers of an observation, or of a map's channels, for pictures. A suite may lack it."""
+
     def close(self) -> None:
         """End threads and processes, also those that hang."""
 

@@ -69,6 +69,14 @@ def _rule_of_devices(value: Any, known: Any) -> str:
     return f"at most {LARGEST:,} in magnitude" if is_large else ""
 
 
+def own_names(environment: Any) -> tuple[str, ...]:
+    """The `obs_names` that an environment of somebody's own may have; raises UsageError where they are no texts."""
+    names = getattr(environment, "obs_names", ())
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"obs_names must be a tuple of texts, got {names!r}")
+    return tuple(names)
+
+
 def settable(values: Callable | Mapping[str, Any]) -> dict[str, Any]:
     """Of `values`, or of a constructor's arguments with defaults, those that --env-params can change."""
     if callable(values):
@@ -147,4 +155,4 @@ def place_in_code(error: BaseException) -> str:
 def reason(error: BaseException) -> str:
     """An exception in one line."""
     kind = "" if isinstance(error, FailedEnvError | UsageError) else f"{type(error).__name__}: "
-    return f"{kind}{error}".splitlines()[0][:300]
+    return f"{kind}{error}".splitlines()[0][:300].removesuffix(": ")

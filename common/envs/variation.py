@@ -94,6 +94,7 @@ class Randomized(Env):
                 raise UsageError(f"{env.name} parameter {name!r} is a whole number: {CHOOSE}")
         self._env, self._draws, self.cheap_reset = env, draws, env.cheap_reset
         super().__init__(env.name, env.inner, env.observation_space, env.action_space, env.declared_steps)
+        self.obs_names = env.obs_names
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         key, *keys = jax.random.split(key, len(self._draws) + 1)
@@ -116,7 +117,9 @@ class Randomized(Env):
         return other
 
     def frame(self, state: Any) -> np.ndarray | None:
-        return self._env.frame(state[0])
+        state, numbers = state
+        env = self._env.with_numbers(numbers) if self._env.shows_numbers else self._env
+        return env.frame(state)
 
 
 def with_draws(make: Callable[[dict[str, Any]], Env], env_params: str) -> Env:

@@ -134,6 +134,11 @@ class Run:
         return bool(self._interruption.here or late or self.recorder.stop_requested or self.evaluations.goal_reached)
 
     @property
+    def interrupted(self) -> bool:
+        """Whether this process has received a signal to end."""
+        return bool(self._interruption.here)
+
+    @property
     def stopping(self) -> bool:
         """Whether that is so in any process, all of which have to ask at the same time."""
         return bool(self._interruption.received() or multihost.max_over_processes(self.leaving))

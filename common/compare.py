@@ -47,11 +47,12 @@ class Args(Selection):
     """Compare runs in a table: a line for each environment and algorithm, over all seeds of its runs."""
 
     csv: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
-    """Also write the table to this CSV file, with more columns and full numbers."""
+    """Write the table to this CSV file too, with more columns and full numbers."""
     threshold: Annotated[Finite | None, tyro.conf.arg(metavar="FLOAT")] = None
-    """Return to reach; default 90% of the way from the lowest to the highest one seen in the environment."""
+    """Return to reach (default: 90% of the way from the lowest to the highest one seen in the
+    environment)."""
     baseline: Annotated[str, tyro.conf.arg(metavar="RUN")] = ""
-    """Also show how others in an environment differ from the line that has this run."""
+    """Add how the other lines of an environment differ from the line with this run."""
 
 
 class Span(NamedTuple):

@@ -29,9 +29,11 @@ class Args(PolicyArgs):
     seed: CountOrZero = 0
     """Seed of initial states, of chance in the environment and of sampled actions."""
     env: str = ""
-    """Play in this environment; needed where the policy was trained on your own, package.module:factory."""
+    """Play in this environment (default: the run's; name your own again,
+    package.module:factory)."""
     env_params: str = ""
-    """Environment parameters to change, as a JSON object; default those of the run's evaluations."""
+    """Change parameters of the environment: a JSON object (default: those of the run's
+    evaluations)."""
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ class Args(Selection):
     """Draw learning curves: a panel for each environment, a line for each algorithm over all seeds of its runs."""
 
     kind: Literal["curves", "heatmap"] = "curves"
-    """Learning curves, or the last values of the metric over the two flags of --by."""
+    """Kind of picture: curves (learning curves), or heatmap (the last values of the metric over the
+    two flags of --by)."""
     x: Literal["env_steps", "wall"] = "env_steps"
     """Horizontal axis: environment steps, or seconds of all invocations of the run together."""
     y: Annotated[str, tyro.conf.arg(metavar="METRIC")] = TRAINING
@@ -36,11 +37,11 @@ class Args(Selection):
     logx: bool = False
     """Draw the horizontal axis logarithmically."""
     xlim: Annotated[tuple[Finite, Finite] | None, tyro.conf.arg(metavar="LOW HIGH")] = None
-    """Ends of the horizontal axis; default all that there is."""
+    """Ends of the horizontal axis (default: all that there is)."""
     ylim: Annotated[tuple[Finite, Finite] | None, tyro.conf.arg(metavar="LOW HIGH")] = None
-    """Ends of the vertical axis; default all that there is."""
+    """Ends of the vertical axis (default: all that there is)."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = "curves.png"
-    """Picture to write; its ending says the format: .png, .svg, .pdf, ..."""
+    """File to draw to, in the format of its ending: .png, .svg, .pdf ..."""
     title: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
     """Title of the picture."""
 

@@ -39,15 +39,16 @@ class PolicyArgs:
     """Which policy."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN", help_behavior_hint="(required)")] = ""
-    """A run directory, or one of its checkpoints."""
+    """Run directory, or one of its checkpoints."""
     step: int | Literal["best", "latest"] = "latest"
-    """Checkpoint: a number of environment steps, the newest, or the one with the best evaluation."""
+    """Checkpoint to take: latest, best (by its evaluation), or a number of environment steps."""
     agent: int | None = None
-    """Seed of the agent to take from a run with --num-seeds; default the first."""
+    """Seed of the agent to take from a run with --num-seeds (default: the first)."""
     member: int | None = None
-    """Member to take from a population, by its place from 0 on; default the one with the best evaluation."""
+    """Member to take from a population, counted from 0 (default: the one with the best
+    evaluation)."""
     algorithm: str = ""
-    """The algorithm's file, where it is not in this repository's algos/: its code is run."""
+    """File of the algorithm, whose code is run (default: the one in algos/)."""
 
     def __post_init__(self):
         check_flags(self)

@@ -56,13 +56,11 @@ class Args:
     rounds: Count = 3
     """Measurements of each row, whose median counts."""
     kernels: bool = False
-    """Count the operations of an update that a device gets one by one, and its bytes, too;
-    compiling takes longer."""
+    """Count an update's operations and bytes on a device too; compiling takes longer."""
     against: str = ""
     """Another checkout of the kit to compare with."""
     source: str = ""
-    """Checkout of PureJaxRL (for ppo_pmap and ppo_rnn_pmap) or purejaxql (for pqn_pmap) to compare
-    with on gymnax."""
+    """Checkout of PureJaxRL (for ppo_*) or purejaxql (for pqn_pmap) to compare with on gymnax."""
     out: str = ""
     """File to write all measurements to, as JSON."""
 

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.jobs import ROOT, Job, jobs_over, last_of, run
 from benchmarks.records import log_of, spread
 from common.cli.checks import Bounds, Count, check_flags
-from common.cli.command import main, parse
+from common.cli.command import NO_DEFAULT, main, parse
 from common.cli.errors import TrainingError, UsageError
 from common.cli.run_flags import as_command_line
 from common.runs.estimates import RESAMPLES, estimate
@@ -43,11 +43,10 @@ class Args:
     """Environment, or several for which the same flags should be good."""
     algo: str = "ppo_pmap"
     """File of algos/, by its name."""
-    space: str = ""
+    space: Annotated[str, NO_DEFAULT] = ""
     """Table of benchmarks/spaces.toml (default: the one named after the algorithm)."""
-    pattern: str = ""
-    """Pattern of environments that the entry is for, such as "*-MinAtar" (default: the
-    environment)."""
+    pattern: Annotated[str, NO_DEFAULT] = ""
+    """Pattern that the entry is for, such as "*-MinAtar" (default: the environment)."""
     total_timesteps: Count = 500_000
     """Environment steps of the last candidates; earlier ones get fewer."""
     candidates: Annotated[int, Bounds(2)] = 27

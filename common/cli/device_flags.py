@@ -24,7 +24,7 @@ from common.cli.population_flags import PbtArgs
 
 @dataclass(kw_only=True)
 class DeviceEnvArgs(PbtArgs):
-    """Those of agents, devices and environments. Sizes and --num-devices count over all processes."""
+    """Flags of agents, devices and environments. Sizes and --num-devices count over all processes."""
 
     # environment
     env: str = "CartPole-v1"
@@ -118,7 +118,7 @@ class DeviceRolloutArgs(RolloutArgs, DeviceEnvArgs):
 
 @dataclass(kw_only=True)
 class GameArgs(DeviceRolloutArgs):
-    """Who plays the others in games of several players."""
+    """Flags of games: who plays the others."""
 
     # games and teams
     opponent: Literal["random", "self", "members"] = "random"
@@ -139,7 +139,7 @@ class GameArgs(DeviceRolloutArgs):
 
 @dataclass(kw_only=True)
 class ReplayArgs:
-    """Those of the buffer, to go before a class that says where the environments step."""
+    """Flags of the buffer, to go before a class that says where the environments step."""
 
     log_interval: Steps = 1_000
     eval_interval: StepsOrZero = 5_000

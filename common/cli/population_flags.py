@@ -61,7 +61,7 @@ class Rules(NamedTuple):
 
 @dataclass(kw_only=True)
 class PbtArgs(RunArgs):
-    """How many agents, in which flags they differ, and how they evolve."""
+    """Flags of several agents: how many, in which flags they differ, and how they evolve."""
 
     # populations
     num_seeds: Count = 1

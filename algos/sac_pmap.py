@@ -44,7 +44,7 @@ class Args(OffPolicyArgs):
 
     # recipe
     recipe: Literal["sac", "crossq", "simba", "xqc"] = "sac"
-    """Algorithm whose defaults the other flags take: SAC, or CrossQ, SimBa or XQC, for fewer steps;
+    """Algorithm whose defaults the other flags take: SAC, or, for fewer steps, CrossQ, SimBa or XQC;
     see --recipe NAME --help."""
 
     # optimiser

@@ -101,7 +101,7 @@ SMALL_RUNS = {
     "a2c_pmap": {"num_steps": 8, "hidden_sizes": (8,)},
     "q_pmap": {"learning_starts": 32, "batch_size": 8, "buffer_size": 64},
 }
-FULL_RUNS = {"a2c_pmap": {}, "q_pmap": {"num_envs": 2, "total_timesteps": 30_000}}
+FULL_RUNS = {"a2c_pmap": {}, "q_pmap": {"num_envs": 2, "total_timesteps": 20_000}}
 REACHED = {"a2c_pmap": 500.0, "q_pmap": 100.0}  # at random it is 20
 
 

@@ -46,9 +46,9 @@ class Args(ActorArgs):
     rho_clip: Positive = 1.0
     """V-trace's rho-bar: largest importance weight of a step's own error."""
     c_clip: Positive = 1.0
-    """V-trace's c-bar: largest importance weight by which later errors reach back."""
+    """V-trace's c-bar: largest importance weight by which later errors reach back a step."""
     max_policy_lag: CountOrZero = 0
-    """Updates by which a step's policy may be stale; older steps are left out. 0: no limit."""
+    """Updates by which a step's policy may be stale before the step is left out; 0: no limit."""
 
     # optimiser
     num_epochs: Count = 4
@@ -76,11 +76,11 @@ class Args(ActorArgs):
     pg_rho_clip: Positive = 1.0
     """Largest importance weight of the policy gradient of --loss impala."""
     ratio_clamp: Annotated[float, Bounds(at_least=1)] = 20.0
-    """Clamp of probability ratios before anything else uses them: from 1 / this to this."""
+    """Limit of probability ratios, which are clamped to 1 / this .. this before any use."""
     vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
     clip_vloss: bool = False
-    """Clipping of the value loss by --clip-eps, as of the policy loss."""
+    """Clip the value loss by --clip-eps, as the policy loss is."""
     ent_coef: NonNegative = 0.01
     """Initial entropy coefficient, the weight of the exploration loss."""
     ent_fraction: Fraction = 0.0
@@ -90,11 +90,12 @@ class Args(ActorArgs):
 
     # normalisation
     norm_adv: bool = True
-    """Normalisation of advantages over each minibatch, across all devices."""
+    """Normalise advantages over each minibatch, across all devices."""
     normalize_returns: bool = True
-    """PopArt: the critic predicts normalised returns, so that the scale of rewards does not matter."""
+    """Let the critic predict normalised returns (PopArt), so that the scale of rewards does not
+    matter."""
     normalize_obs: bool = False
-    """Normalisation of observations by their running mean and standard deviation."""
+    """Normalise observations by their running mean and standard deviation."""
 
     # network
     activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
@@ -102,9 +103,11 @@ class Args(ActorArgs):
     hidden_sizes: Counts = (64, 64)
     """Widths of the hidden layers, behind the convolutions where observations are images."""
     share_torso: bool = False
-    """Hidden layers shared by policy and value function: half of the arithmetic, which pays off with images."""
+    """Share the hidden layers of policy and value function: half the computation, which pays off
+    with images."""
     encoder: Literal["small", "nature", "impala", "flat"] = "small"
-    """Image encoder: a 3 x 3 convolution with 16 channels, the Nature DQN network, IMPALA's ResNet, or none (flat)."""
+    """Image encoder: small (a 3 x 3 convolution with 16 channels), nature (the Nature DQN network),
+    impala (IMPALA's ResNet) or flat (none)."""
     rnn: Literal["none", "gru", "lstm"] = "none"
     """Recurrent cells behind the hidden layers; actors carry their state from rollout to rollout."""
     rnn_size: Count = 128

@@ -44,11 +44,12 @@ class Args(OffPolicyArgs):
 
     # exploration
     epsilon_start: Fraction = 1.0
-    """Share of random actions at first."""
+    """Initial probability of a random action."""
     epsilon_end: Fraction = 0.05
-    """Share of random actions after --epsilon-fraction of the run."""
+    """Final probability of a random action, also of actions that are sampled after training."""
     epsilon_fraction: Fraction = 0.2
-    """Fraction of the run over which the share of random actions changes linearly."""
+    """Fraction of the run over which the probability falls linearly from --epsilon-start to
+    --epsilon-end."""
 
     # optimiser
     learning_rate: Positive = 1e-3
@@ -70,15 +71,18 @@ class Args(OffPolicyArgs):
     gamma: Discount = 0.99
     """Discount factor."""
     double: bool = True
-    """Double Q-learning: the Q network chooses the next action, the target network values it."""
+    """Use double Q-learning: the Q network chooses the next action, the target network values
+    it."""
     huber: bool = False
-    """Huber loss in place of half the squared error, which suits returns of a size around 1."""
+    """Use the Huber loss, linear for errors above 1, in place of half the squared error; it suits
+    rewards within -1 .. 1."""
     n_steps: Count = 3
     """Steps of n-step returns; fewer where an episode ends, and on the host where a rollout does."""
     distribution: Literal["none", "c51", "qr"] = "none"
-    """Distribution of returns that is learned: none (their mean alone), categorical (c51), or by quantiles (qr)."""
+    """Distribution of returns to learn: none (their mean alone), c51 (categorical) or qr
+    (quantiles)."""
     num_atoms: Count = 51
-    """Atoms of --distribution c51, or quantiles of qr."""
+    """Number of atoms of --distribution c51, or of quantiles of qr."""
     v_min: Finite = -10.0
     """Smallest return of --distribution c51."""
     v_max: Finite = 10.0
@@ -86,19 +90,20 @@ class Args(OffPolicyArgs):
 
     # normalisation
     normalize_obs: bool = True
-    """Normalisation of observations by the mean and standard deviation of all stored so far."""
+    """Normalise observations by the mean and standard deviation of all stored so far."""
 
     # network
     dueling: bool = False
-    """Dueling heads: the value of a state, and the advantages of its actions."""
+    """Use dueling heads: one for the value of a state, one for the advantages of its actions."""
     layer_norm: bool = False
-    """Layer normalisation before every activation."""
+    """Apply layer normalisation before every activation."""
     activation: Literal["tanh", "relu", "swish", "gelu"] = "relu"
     """Activation of the hidden layers."""
     hidden_sizes: Counts = (128, 128)
     """Widths of the hidden layers."""
     encoder: Literal["small", "nature", "impala", "flat"] = "small"
-    """Image encoder: a 3 x 3 convolution with 16 channels, the Nature DQN network, IMPALA's ResNet, or none (flat)."""
+    """Image encoder: small (a 3 x 3 convolution with 16 channels), nature (the Nature DQN network),
+    impala (IMPALA's ResNet) or flat (none)."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -60,7 +60,7 @@ class Args(OnPolicyArgs):
     vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
     clip_vloss: bool = False
-    """Clipping of the value loss by --clip-eps, as of the policy loss."""
+    """Clip the value loss by --clip-eps, as the policy loss is."""
     ent_coef: NonNegative = 0.01
     """Initial entropy coefficient, the weight of the exploration loss."""
     ent_fraction: Fraction = 0.0
@@ -70,11 +70,12 @@ class Args(OnPolicyArgs):
 
     # normalisation
     norm_adv: bool = True
-    """Normalisation of advantages over each minibatch, across all devices."""
+    """Normalise advantages over each minibatch, across all devices."""
     normalize_returns: bool = True
-    """PopArt: the critic predicts normalised returns, so that the scale of rewards does not matter."""
+    """Let the critic predict normalised returns (PopArt), so that the scale of rewards does not
+    matter."""
     normalize_obs: bool = False
-    """Normalisation of observations by their running mean and standard deviation."""
+    """Normalise observations by their running mean and standard deviation."""
 
     # network
     activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
@@ -82,9 +83,11 @@ class Args(OnPolicyArgs):
     hidden_sizes: Counts = (64, 64)
     """Widths of the hidden layers of the actor and of the critic."""
     share_torso: bool = False
-    """Hidden layers shared by actor and critic: half the computation, and --vf-coef acts on the policy too."""
+    """Share the hidden layers of actor and critic: half the computation, and --vf-coef acts on the
+    policy too."""
     encoder: Literal["small", "nature", "impala", "flat"] = "small"
-    """Image encoder: a 3 x 3 convolution with 16 channels, the Nature DQN network, IMPALA's ResNet, or none (flat)."""
+    """Image encoder: small (a 3 x 3 convolution with 16 channels), nature (the Nature DQN network),
+    impala (IMPALA's ResNet) or flat (none)."""
 
 
 if __name__ == "__main__":

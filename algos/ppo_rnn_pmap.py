@@ -74,7 +74,7 @@ class Args(RecurrentArgs):
     vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
     clip_vloss: bool = False
-    """Clipping of the value loss by --clip-eps, as of the policy loss."""
+    """Clip the value loss by --clip-eps, as the policy loss is."""
     ent_coef: NonNegative = 0.01
     """Initial entropy coefficient, the weight of the exploration loss."""
     ent_fraction: Fraction = 0.0
@@ -84,11 +84,12 @@ class Args(RecurrentArgs):
 
     # normalisation
     norm_adv: bool = True
-    """Normalisation of advantages over each minibatch, across all devices."""
+    """Normalise advantages over each minibatch, across all devices."""
     normalize_returns: bool = True
-    """PopArt: the critic predicts normalised returns, so that the scale of rewards does not matter."""
+    """Let the critic predict normalised returns (PopArt), so that the scale of rewards does not
+    matter."""
     normalize_obs: bool = False
-    """Normalisation of observations by their running mean and standard deviation."""
+    """Normalise observations by their running mean and standard deviation."""
 
     # network
     activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
@@ -96,9 +97,10 @@ class Args(RecurrentArgs):
     hidden_sizes: Counts = (64, 64)
     """Widths of the hidden layers of the actor and of the critic."""
     share_torso: bool = False
-    """Hidden and recurrent layers shared by actor and critic: half of the arithmetic."""
+    """Share the hidden and recurrent layers of actor and critic: half the computation."""
     encoder: Literal["small", "nature", "impala", "flat"] = "small"
-    """Image encoder: a 3 x 3 convolution with 16 channels, the Nature DQN network, IMPALA's ResNet, or none (flat)."""
+    """Image encoder: small (a 3 x 3 convolution with 16 channels), nature (the Nature DQN network),
+    impala (IMPALA's ResNet) or flat (none)."""
     rnn: Literal["gru", "lstm"] = "gru"
     """Recurrent cells behind the hidden layers."""
     rnn_size: Count = 128
@@ -109,7 +111,7 @@ class Args(RecurrentArgs):
     """Longest time scale of the recurrent cells at initialisation, in steps (chrono initialisation, Tallec and Ollivier
     2018); 0: 2 steps for all."""
     obs_prev_action_reward: bool = False
-    """Previous action and reward as further inputs of the recurrent layers."""
+    """Feed the previous action and reward to the recurrent layers too."""
 
     @property
     def samples_per_env(self) -> int:

@@ -45,9 +45,10 @@ class Args(RecurrentArgs):
     q_lambda: Discount = 0.95
     """Lambda of Q(lambda) returns; 0: one-step Q-learning, 1: discounted rewards to the end of the rollout."""
     bootstrap_truncated: bool = True
-    """Bootstrapping from the true last observation at a time limit; else the limit counts as a termination."""
+    """Bootstrap from the true last observation at a time limit, else count the limit as a
+    termination."""
     reward_scale: Positive = 1.0
-    """Factor of the rewards that are learned from; those that are reported keep their units."""
+    """Factor of the rewards to learn from; reported rewards keep their units."""
 
     # exploration
     epsilon_start: Fraction = 1.0
@@ -55,7 +56,8 @@ class Args(RecurrentArgs):
     epsilon_end: Fraction = 0.05
     """Final probability of a random action, also of actions that are sampled after training."""
     epsilon_fraction: Fraction = 0.1
-    """Fraction of the run over which the probability falls linearly from the one to the other."""
+    """Fraction of the run over which the probability falls linearly from --epsilon-start to
+    --epsilon-end."""
 
     # optimiser
     update_epochs: Count = 4
@@ -63,7 +65,7 @@ class Args(RecurrentArgs):
     num_minibatches: Count = 16
     """Minibatches per epoch, each a gradient step."""
     optimizer: Literal["radam", "adam"] = "radam"
-    """Optimiser: rectified Adam (Liu et al. 2020), or Adam."""
+    """Optimiser: radam (rectified Adam, Liu et al. 2020) or adam."""
     learning_rate: Positive = 5e-4
     """Initial learning rate."""
     lr_schedule: Literal["linear", "constant"] = "linear"
@@ -81,14 +83,16 @@ class Args(RecurrentArgs):
     hidden_sizes: Counts = (128, 128)
     """Widths of the hidden layers, behind the convolutions where observations are images."""
     layer_norm: bool = True
-    """Layer normalisation before every activation, which keeps Q-learning stable without a target network."""
+    """Apply layer normalisation before every activation, which keeps Q-learning stable without a
+    target network."""
     normalize_obs: bool = False
-    """Normalisation of observations by their running mean and standard deviation."""
+    """Normalise observations by their running mean and standard deviation."""
     encoder: Literal["small", "nature", "impala", "flat"] = "small"
-    """Image encoder: a 3 x 3 convolution with 16 channels, the Nature DQN network, IMPALA's ResNet, or none (flat)."""
+    """Image encoder: small (a 3 x 3 convolution with 16 channels), nature (the Nature DQN network),
+    impala (IMPALA's ResNet) or flat (none)."""
     image_scale: Ratio = 1.0
-    """Factor of images before the encoder; 0.00392 = 1/255 on images of bits, as in purejaxql, makes the convolutions
-    learn more slowly, which helps on Breakout. Bytes are divided before: see --byte-max."""
+    """Factor of images before the encoder, after --byte-max; 0.00392 = 1/255 on images of bits, as
+    in purejaxql, makes the convolutions learn more slowly, which helps on Breakout."""
     rnn: Literal["none", "gru", "lstm"] = "none"
     """Recurrent cells behind the hidden layers; their state is carried from rollout to rollout."""
     rnn_size: Count = 128

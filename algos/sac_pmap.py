@@ -44,7 +44,8 @@ class Args(OffPolicyArgs):
 
     # recipe
     recipe: Literal["sac", "crossq", "simba", "xqc"] = "sac"
-    """Defaults of other flags: SAC's, or those of CrossQ, SimBa or XQC, for fewer steps; see --recipe NAME --help."""
+    """Algorithm whose defaults the other flags take: SAC, or, for fewer steps, CrossQ, SimBa or XQC;
+    see --recipe NAME --help."""
 
     # optimiser
     policy_lr: Positive = 3e-4
@@ -68,35 +69,38 @@ class Args(OffPolicyArgs):
     gamma: Discount = 0.99
     """Discount factor."""
     target_networks: bool = True
-    """Use target networks (slowly updated copies) for the targets, else the Q functions themselves."""
+    """Use target networks (slowly updated copies) for the targets."""
     tau: Share = 0.005
     """Polyak averaging coefficient of the target networks."""
     critic_bins: Count = 1
-    """Bins of categorical Q functions, which learn by cross entropy; 1: a number, by squared errors."""
+    """Bins of categorical Q functions, which learn by cross entropy; 1: plain Q functions, which
+    learn by squared errors."""
     critic_limit: Ratio = 5.0
-    """Largest magnitude of a return that --critic-bins represent."""
+    """Largest magnitude of a return that the --critic-bins represent."""
     autotune: bool = True
-    """Automatic tuning of the temperature, towards the target entropy."""
+    """Tune the temperature automatically, towards the target entropy."""
     alpha: Temperature = 0.2
-    """Entropy temperature: its first value with --autotune, else that of the whole run."""
+    """Entropy temperature, with --autotune its initial value."""
     target_entropy_scale: Scale | None = None
     """Target entropy, in units of -|A| for Box actions (default: 1), of log n for n discrete ones (default: 0.5)."""
 
     # normalisation
     normalize_obs: bool = False
-    """Normalisation of observations by the mean and standard deviation of all stored so far."""
+    """Normalise observations by the mean and standard deviation of all stored so far."""
     normalize_rewards: bool = False
-    """Rewards divided by the standard deviation of discounted returns so far."""
+    """Divide rewards by the standard deviation of discounted returns so far."""
 
     # network
     critic_norm: Literal["none", "layer", "batch", "renorm"] = "none"
-    """Normalisation in the Q functions; renorm: batch renormalisation. All kinds allow for a higher --utd-ratio."""
+    """Normalisation layers of the Q functions, which allow a higher --utd-ratio; renorm: batch
+    renormalisation."""
     actor_norm: Literal["none", "layer", "batch", "renorm"] = "none"
-    """Normalisation in the policy."""
+    """Normalisation layers of the policy; renorm: batch renormalisation."""
     weight_norm: bool = False
-    """Weight normalisation: norm 1 of the weights into each unit, after every gradient step."""
+    """Scale the weights into each unit to norm 1 after every gradient step (weight
+    normalisation)."""
     residual: bool = False
-    """Residual blocks in place of hidden layers, all of one width."""
+    """Use residual blocks, all of one width, in place of hidden layers."""
     activation: Literal["tanh", "relu", "swish", "gelu"] = "relu"
     """Activation of the hidden layers."""
     hidden_sizes: Counts = (256, 256)
@@ -106,7 +110,7 @@ class Args(OffPolicyArgs):
     log_std_min: Annotated[float, Bounds(at_most=1)] = -5.0
     """Lowest logarithm of the policy's standard deviation for Box actions, at most 1; the highest is 2."""
     squash_log_std: bool = True
-    """Range of the standard deviation by a tanh, else by clipping."""
+    """Squash the log standard deviation into its range by a tanh, else clip it."""
 
     def __post_init__(self):
         super().__post_init__()

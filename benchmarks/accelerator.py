@@ -38,13 +38,13 @@ class Args:
     """Measure the speed of training over growing numbers of environments."""
 
     minutes: Timeout = 8.0
-    """When to end; a measurement that has begun is finished."""
+    """Minutes after which no measurement begins."""
     algos: tuple[Literal[tuple(FIRST)], ...] = tuple(FIRST)
     """Algorithms that step their environments on the device."""
     envs: tuple[str, ...] = ("CartPole-v1", "Breakout-MinAtar")
     """Environments; each is trained with each algorithm."""
     results: str = "benchmarks/results"
-    """Where accelerator.json and its picture go, into a folder for this class of machine."""
+    """Folder for accelerator.json and its picture, in a folder of this class of machine."""
 
     def __post_init__(self):
         check_flags(self)

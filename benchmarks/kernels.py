@@ -85,7 +85,7 @@ class Args:
     source: tuple[str, ...] = ()
     """Checkouts of PureJaxRL and purejaxql, whose programs are compiled for an H100 too."""
     results: str = "benchmarks/results"
-    """Where kernels.json goes; what is compiled again is replaced, and nothing else."""
+    """Folder of kernels.json; what is compiled again is replaced there, and nothing else."""
 
     def __post_init__(self):
         check_flags(self)

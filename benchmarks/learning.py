@@ -79,9 +79,9 @@ class Choice:
     seeds: Count = 10
     """Seeds of each, from 100 on: no search for our flags has seen them."""
     total_timesteps: CountOrZero = 0
-    """Environment steps of each agent; 0 are those of the set."""
+    """Environment steps of each agent; 0: those of the set."""
     results: str = "benchmarks/results"
-    """Where the results go, into a folder for this class of machine."""
+    """Folder for the results, in a folder of this class of machine."""
 
     def __post_init__(self):
         check_flags(self)
@@ -154,9 +154,9 @@ class Args(Choice):
     """Train every environment of a set over many seeds; what is done already is kept."""
 
     set: Literal["classic", "minatar", "bsuite", "memory", "masks", "suites", "host"] = "classic"
-    """The environments; benchmarks/sets.toml lists them."""
+    """Set of environments; benchmarks/sets.toml lists them."""
     folder: str = "runs/benchmark"
-    """Where the runs lie."""
+    """Folder of the runs."""
 
 
 def tasks_of(args: Args) -> list[Task]:

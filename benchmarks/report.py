@@ -33,9 +33,9 @@ class Args:
     """Write the page of the benchmark and its pictures."""
 
     results: str = "benchmarks/results"
-    """Where `python -m benchmarks.learning` wrote its results."""
+    """Folder that `python -m benchmarks.learning` wrote its results to."""
     page: str = "docs/benchmark.md"
-    """The page; its pictures go into the folder images beside it."""
+    """Page to write; its pictures go into the folder images beside it."""
 
 
 def report(args: Args) -> None:

@@ -48,21 +48,21 @@ class Args:
     """Measure the training speed of an algorithm. What stands behind `--` are flags of the algorithm."""
 
     algorithm: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ALGO")] = "ppo_pmap"
-    """A file of algos/."""
+    """File of algos/, by its name."""
     envs: tuple[str, ...]
     """Environments: a row for each."""
     seconds: Timeout = 5.0
-    """Training time of a measurement, about."""
+    """Seconds of training in a measurement, about."""
     rounds: Count = 3
     """Measurements of each row, whose median counts."""
     kernels: bool = False
-    """Also count the operations of an update that a device gets one by one, and its bytes; compiling takes longer."""
+    """Count an update's operations and bytes on a device too; compiling takes longer."""
     against: str = ""
     """Another checkout of the kit to compare with."""
     source: str = ""
-    """A checkout of PureJaxRL, for ppo_pmap and ppo_rnn_pmap, or purejaxql, for pqn_pmap, to compare with on gymnax."""
+    """Checkout of PureJaxRL (for ppo_*) or purejaxql (for pqn_pmap) to compare with on gymnax."""
     out: str = ""
-    """Where to write all measurements, as JSON."""
+    """File to write all measurements to, as JSON."""
 
     def __post_init__(self):
         check_flags(self)

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.jobs import ROOT, Job, jobs_over, last_of, run
 from benchmarks.records import log_of, spread
 from common.cli.checks import Bounds, Count, check_flags
-from common.cli.command import main, parse
+from common.cli.command import NO_DEFAULT, main, parse
 from common.cli.errors import TrainingError, UsageError
 from common.cli.run_flags import as_command_line
 from common.runs.estimates import RESAMPLES, estimate
@@ -40,23 +40,23 @@ class Args:
     """Find flags for an environment, or for several alike."""
 
     env: tuple[str, ...]
-    """The environment; of several, flags that are good for all."""
+    """Environment, or several for which the same flags should be good."""
     algo: str = "ppo_pmap"
-    """A file of algos/."""
-    space: str = ""
-    """A table of benchmarks/spaces.toml; default the one named after the algorithm."""
-    pattern: str = ""
-    """What the entry is for, such as "*-MinAtar"; default the environment."""
+    """File of algos/, by its name."""
+    space: Annotated[str, NO_DEFAULT] = ""
+    """Table of benchmarks/spaces.toml (default: the one named after the algorithm)."""
+    pattern: Annotated[str, NO_DEFAULT] = ""
+    """Pattern that the entry is for, such as "*-MinAtar" (default: the environment)."""
     total_timesteps: Count = 500_000
-    """Environment steps of the last candidates; those before get less."""
+    """Environment steps of the last candidates; earlier ones get fewer."""
     candidates: Annotated[int, Bounds(2)] = 27
-    """How many to begin with; the flags of today are one of them."""
+    """Candidates to begin with; the flags of today are one of them."""
     seeds: Count = 3
     """Seeds of a candidate."""
     unseen_seeds: Annotated[int, Bounds(2, SEEN - UNSEEN)] = 10
-    """Seeds with which the best one and the flags of today are compared at last."""
+    """New seeds on which the best candidate and the flags of today are compared in the end."""
     folder: str = "runs/tune"
-    """Where the runs lie."""
+    """Folder of the runs."""
 
     def __post_init__(self):
         check_flags(self)

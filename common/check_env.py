@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 
 from common.cli.checks import Bounds, CountOrZero, Timeout, check_flags
-from common.cli.command import main, parse
+from common.cli.command import NO_DEFAULT, main, parse
 from common.cli.errors import TrainingError, UsageError, printable
 
 
@@ -22,10 +22,10 @@ class Args:
 
     env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV", help_behavior_hint="(required)")] = ""
     """Environment, as behind --env of an algorithm."""
-    env_params: str = ""
-    """Change parameters of the environment, or of its make: a JSON object."""
+    env_params: Annotated[str, NO_DEFAULT] = ""
+    """Change parameters of the environment, or arguments of its make: a JSON object."""
     steps: Annotated[int, Bounds(at_least=10, at_most=10_000_000)] = 1_000
-    """Steps of each of four environments."""
+    """Random steps of each of four environments."""
     seed: CountOrZero = 0
     """Seed of initial states, of chance in the environment and of actions."""
     reset_timeout: Timeout = 120.0

@@ -41,17 +41,19 @@ to threshold  environment steps until the mean return of the last 100 episodes r
 OF_BASELINE = """difference    return less that of the baseline [95% bootstrap interval], by pairs of equal seeds
 better        probability that a seed returns more than one of the baseline [95% bootstrap interval]"""
 
+NUMBER = tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")
+
 
 @dataclass(kw_only=True)
 class Args(Selection):
     """Compare runs in a table: a line for each environment and algorithm, over all seeds of its runs."""
 
-    csv: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
-    """Also write the table to this CSV file, with more columns and full numbers."""
-    threshold: Annotated[Finite | None, tyro.conf.arg(metavar="FLOAT")] = None
-    """Return to reach; default 90% of the way from the lowest to the highest one seen in the environment."""
-    baseline: Annotated[str, tyro.conf.arg(metavar="RUN")] = ""
-    """Also show how others in an environment differ from the line that has this run."""
+    csv: Annotated[str, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = ""
+    """Write the table to this CSV file too, with more columns and full numbers."""
+    threshold: Annotated[Finite | None, NUMBER] = None
+    """Return to reach (default: 90% of the way from the lowest to the highest one seen)."""
+    baseline: Annotated[str, tyro.conf.arg(metavar="RUN", help_behavior_hint="")] = ""
+    """Add how the other lines of an environment differ from the line with this run."""
 
 
 class Span(NamedTuple):

@@ -25,7 +25,7 @@ class Args(PolicyArgs):
     """Write a trained policy as one file: raw observations in, greedy actions out, any batch size."""
 
     out: str = "policy.stablehlo"
-    """The file: .stablehlo for jax.export, or .onnx. FILE.json beside it describes it."""
+    """File to write, .stablehlo for jax.export or .onnx, beside FILE.json, which describes it."""
 
 
 if __name__ == "__main__":

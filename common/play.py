@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 from common.cli.checks import Bounds, CountOrZero
-from common.cli.command import PolicyArgs, main, parse
+from common.cli.command import NO_DEFAULT, PolicyArgs, main, parse
 from common.cli.errors import FailedEnvError, UsageError
 from common.cli.files import check_target
 from common.runs.console import Console, brief
@@ -23,16 +23,16 @@ class Args(PolicyArgs):
 
     episodes: Annotated[int, Bounds(at_least=1, at_most=100_000)] = 10
     """Episodes to play."""
-    gif: str = ""
+    gif: Annotated[str, NO_DEFAULT] = ""
     """Draw the first episode to this file."""
     stochastic: bool = False
     """Sample actions as in training, instead of taking the best known ones."""
     seed: CountOrZero = 0
     """Seed of initial states, of chance in the environment and of sampled actions."""
-    env: str = ""
-    """Play in this environment; needed where the policy was trained on your own, package.module:factory."""
-    env_params: str = ""
-    """Environment parameters to change, as a JSON object; default those of the run's evaluations."""
+    env: Annotated[str, NO_DEFAULT] = ""
+    """Environment to play in (default: the run's; name your own again)."""
+    env_params: Annotated[str, NO_DEFAULT] = ""
+    """Change the environment's parameters: a JSON object (default: those of evaluations)."""
 
 
 if __name__ == "__main__":

@@ -22,26 +22,28 @@ from common.drawing.groups import Group, Selection
 from common.runs.estimates import estimate, estimate_name, spread
 from common.runs.metrics import TRAINING, is_number
 
+ENDS = tyro.conf.arg(metavar="LOW HIGH", help_behavior_hint="")
+
 
 @dataclass(kw_only=True)
 class Args(Selection):
     """Draw learning curves: a panel for each environment, a line for each algorithm over all seeds of its runs."""
 
     kind: Literal["curves", "heatmap"] = "curves"
-    """Learning curves, or the last values of the metric over the two flags of --by."""
+    """Kind of picture: learning curves, or a heat map of last values over the flags of --by."""
     x: Literal["env_steps", "wall"] = "env_steps"
     """Horizontal axis: environment steps, or seconds of all invocations of the run together."""
     y: Annotated[str, tyro.conf.arg(metavar="METRIC")] = TRAINING
     """Metric of metrics.jsonl to draw."""
     logx: bool = False
     """Draw the horizontal axis logarithmically."""
-    xlim: Annotated[tuple[Finite, Finite] | None, tyro.conf.arg(metavar="LOW HIGH")] = None
-    """Ends of the horizontal axis; default all that there is."""
-    ylim: Annotated[tuple[Finite, Finite] | None, tyro.conf.arg(metavar="LOW HIGH")] = None
-    """Ends of the vertical axis; default all that there is."""
+    xlim: Annotated[tuple[Finite, Finite] | None, ENDS] = None
+    """Ends of the horizontal axis (default: all that there is)."""
+    ylim: Annotated[tuple[Finite, Finite] | None, ENDS] = None
+    """Ends of the vertical axis (default: all that there is)."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = "curves.png"
-    """Picture to write; its ending says the format: .png, .svg, .pdf, ..."""
-    title: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    """File to draw to, in the format of its ending: .png, .svg, .pdf ..."""
+    title: Annotated[str, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = ""
     """Title of the picture."""
 
     def __post_init__(self):

@@ -29,6 +29,7 @@ from common.device.statistics import (
 )
 from common.envs.environment import DEFAULT_HORIZON, Step
 from common.envs.spaces import Box
+from common.nets.recurrent import RecurrentTorso
 from common.nets.torso import Convolution, Torso, batch_last
 from common.runs.checkpoints import Arrays, Checkpoints, sha256
 from common.runs.evaluator import MOST_PENDING, Evaluations
@@ -412,6 +413,31 @@ def test_each_image_has_its_own_features_and_none_has_none(encoder):
     assert relative_difference(features[1, 2], alone) < 1e-5
     assert jnp.all(jnp.any(seen != 0, axis=(0, 1, 4))), "every pixel counts"
     assert ("Features_0" in params["params"]) == (encoder != "flat")  # which has no layer before the hidden ones
+
+
+VECTOR = Box(np.zeros(3), np.ones(3), (3,))
+FLAGS = SimpleNamespace(hidden_sizes=(5, 6), activation="tanh", dtype=None, layer_norm=True, gamma=0.9, rnn="gru")
+OVERRIDES = {"hidden_sizes": (32,), "activation": "relu", "layer_norm": False, "name": "own"}
+
+
+@pytest.mark.parametrize("kind", [Torso, RecurrentTorso])
+def test_a_torso_is_as_the_flags_say_but_for_overrides(kind):
+    made = [kind.of(FLAGS, VECTOR), kind.of(FLAGS, VECTOR, **OVERRIDES)]
+    plain, other = [getattr(one, "torso", one) for one in made]
+    assert plain == Torso(VECTOR, (5, 6), "tanh", layer_norm=True)
+    assert other == Torso(VECTOR, (32,), "relu", name="own")
+
+
+@pytest.mark.parametrize("kind", [Torso, RecurrentTorso])
+@pytest.mark.parametrize("wrong", ["hidden_size", "parent", "gamma"])
+def test_an_override_that_is_no_field_of_a_torso_is_refused_with_those_that_there_are(kind, wrong):
+    with pytest.raises(TypeError, match=f"(?s){wrong}.*hidden_sizes.*activation.*encoder"):
+        kind.of(FLAGS, VECTOR, **{wrong: None})
+
+
+def test_a_torso_without_hidden_layers_gives_its_features():
+    torso = Torso.of(FLAGS, VECTOR, hidden_sizes=())
+    assert torso.init_with_output(jax.random.key(0), jnp.ones((2, 4, 3)))[0].shape == (2, 4, 3)
 
 
 def test_statistics_saved_by_an_older_version_go_on_with_zeros_for_what_it_did_not_save(tmp_path):

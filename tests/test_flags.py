@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import json
 import pickle
 import re
@@ -38,11 +39,13 @@ from PIL import Image
 from test_appo import small_args as small_appo_args
 from test_sac_host import small_args as small_sac_host_args
 
+from benchmarks import tune
+from common import check_env, compare, export, play, plot
 from common.actors.actor import inspect_env
 from common.actors.batches import example_batch
 from common.actors.host_drivers import host_driver
-from common.cli.checks import sweepable
-from common.cli.command import help_text, parse
+from common.cli.checks import kinds_of, sweepable
+from common.cli.command import help_text, parse, read_code
 from common.cli.device_flags import DeviceEnvArgs
 from common.cli.errors import UsageError
 from common.cli.host_flags import ActorArgs, HostEnvArgs
@@ -444,6 +447,31 @@ ALL_ARGS += [ppo.Args.at(HOST), sac.Args.at(HOST), appo.Args]
 def test_help_has_every_flag_once(args_class):
     flags = re.findall(r"^  --(?:\[no-\])?([\w-]+)", help_text(args_class, None, "program"), re.M)
     assert {flag.replace("-", "_") for flag in flags} == names(args_class) and len(set(flags)) == len(flags)
+
+
+COMMANDS = [module.Args for module in (check_env, compare, export, play, plot, tune)]
+VERBS = """
+    Apply Bootstrap Clip Continue Delete Divide Draw Feed Let Log Make Measure Normalise Print Sample Save Scale Share
+    Squash Start Take Tune Use Write
+"""  # in the imperative, by which switches begin; a new switch may need another
+NO_NOUNS = "A All Also An As How If Of Only Over The Those What When Where Whether Which Who"
+
+
+@pytest.mark.parametrize("args_class", ALL_ARGS + COMMANDS, ids=lambda args: args.__module__)
+def test_help_texts_are_one_sentence_of_what_a_switch_does_or_a_number_is(args_class):
+    for name, kind in kinds_of(args_class).items():
+        text = " ".join(read_code(args_class)[1].get(name, "").split())
+        first = re.split(r"[ ,.;:]", text)[0]
+        assert re.fullmatch(r"[^.].*\.", text), f"{name} has no sentence: {text}"
+        assert not re.search(r"\. ([A-Z]|0:)", text), f"{name} has more than one: {text}"
+        assert first in VERBS.split() if kind is bool else first not in NO_NOUNS.split(), f"{name}: {text}"
+
+
+@pytest.mark.parametrize("args_class", COMMANDS, ids=lambda args: args.__module__)
+def test_help_texts_that_tyro_prints_are_one_line(args_class):
+    """It keeps the ends of lines."""
+    for part in args_class.__mro__[:-1]:
+        assert not re.search(r'^    """.*[^"\n]$', inspect.getsource(part), re.MULTILINE)
 
 
 # -------------------------------------------------------------------------------------------- how runs end and go on

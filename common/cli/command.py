@@ -33,21 +33,23 @@ from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, Usage
 from common.cli.files import defaults_of, is_run, read_config
 from common.cli.run_flags import PARAMS, ArgsFactory, differences
 
+NO_DEFAULT = tyro.conf.arg(help_behavior_hint="")  # for a text that says it, or a value that is ""
+
 
 @dataclass
 class PolicyArgs:
-    """Which policy."""
+    """Flags that choose a policy."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN", help_behavior_hint="(required)")] = ""
-    """A run directory, or one of its checkpoints."""
+    """Run directory, or one of its checkpoints."""
     step: int | Literal["best", "latest"] = "latest"
-    """Checkpoint: a number of environment steps, the newest, or the one with the best evaluation."""
-    agent: int | None = None
-    """Seed of the agent to take from a run with --num-seeds; default the first."""
-    member: int | None = None
-    """Member to take from a population, by its place from 0 on; default the one with the best evaluation."""
-    algorithm: str = ""
-    """The algorithm's file, where it is not in this repository's algos/: its code is run."""
+    """Checkpoint to take: latest, best (by its evaluation), or a number of environment steps."""
+    agent: Annotated[int | None, NO_DEFAULT] = None
+    """Seed of the agent to take from a run with --num-seeds (default: the first)."""
+    member: Annotated[int | None, NO_DEFAULT] = None
+    """Member to take from a population, from 0 (default: the one with the best evaluation)."""
+    algorithm: Annotated[str, NO_DEFAULT] = ""
+    """File of the algorithm, whose code is run (default: the one in algos/)."""
 
     def __post_init__(self):
         check_flags(self)
@@ -298,7 +300,7 @@ def help_text(args_class: type, defaults: Any, program: str | None) -> str:
     layout = partial(_HelpFormatter, max_help_position=27, width=width)
     usage, about = "%(prog)s [--FLAG VALUE ...]", inspect.getdoc(args_class)
     parser = argparse.ArgumentParser(program or sys.argv[0], usage, about, formatter_class=layout, add_help=False)
-    titles, texts = _read_code(args_class)
+    titles, texts = read_code(args_class)
     groups: dict[str, Any] = {}
     for name, kind in kinds_of(args_class).items():
         title, text = titles.get(name, "more"), " ".join(texts.get(name, "").split())
@@ -314,7 +316,7 @@ def help_text(args_class: type, defaults: Any, program: str | None) -> str:
 FLAG = r'^    (?:# (.+)|(\w+): .+(?:\n    """((?:.|\n)*?)""")?)'  # or the title of a group of them
 
 
-def _read_code(args_class: type) -> tuple[dict[str, str], dict[str, str]]:
+def read_code(args_class: type) -> tuple[dict[str, str], dict[str, str]]:
     """Group and text of each flag, from the code of its class, or of a base where that says nothing."""
     titles, texts = {}, {}
     for part in filter(dataclasses.is_dataclass, args_class.__mro__):

@@ -24,14 +24,14 @@ from common.cli.population_flags import PbtArgs
 
 @dataclass(kw_only=True)
 class DeviceEnvArgs(PbtArgs):
-    """Those of agents, devices and environments. Sizes and --num-devices count over all processes."""
+    """Flags of agents, devices and environments. Sizes and --num-devices count over all processes."""
 
     # environment
     env: str = "CartPole-v1"
     """Environment: a gymnax id, suite:id as brax:ant, or package.module:factory of your own; or envpool:ID,
     gymnasium:ID, stepped on the CPU; put --env before --help to see their flags."""
     num_envs: Count = 32
-    """Parallel environments, over all devices together."""
+    """Environments stepped together, over all devices."""
 
     # evaluation and checkpoints
     save_envs: bool = True
@@ -41,8 +41,8 @@ class DeviceEnvArgs(PbtArgs):
     num_devices: CountOrZero = 0
     """Devices to train on; 0: choose: all accelerators that divide --num-envs, or on a CPU as many cores as help."""
     sharding: Literal["pmap", "members"] = "pmap"
-    """pmap: split each agent's environments over devices; members: give each device whole agents. Both compute the
-    same, up to rounding."""
+    """pmap: split each agent's environments over devices; members: give each device whole
+    agents."""
 
     opponent: ClassVar[str] = "random"  # where there is no flag for it
     envs_per_cpu_device: ClassVar[float] = 8  # below, another one costs more than it brings (docs/ppo.md, "Devices")
@@ -116,14 +116,15 @@ class DeviceRolloutArgs(RolloutArgs, DeviceEnvArgs):
 
 @dataclass(kw_only=True)
 class GameArgs(DeviceRolloutArgs):
-    """Who plays the others in games of several players."""
+    """Flags of games: who plays the others."""
 
     # games and teams
     opponent: Literal["random", "self", "members"] = "random"
-    """Opponents in games: random, self-play against one of eight past policies, or another member of the --population,
-    in teams as a partner. Each update draws anew; evaluations are against random opponents."""
+    """Opponents in games, drawn anew for each update: random, one of eight past policies (self), or
+    another member of the --population (members), in teams as a partner; evaluations are against
+    random ones."""
     opponent_interval: Count = 30
-    """Updates between two policies that --opponent self adds to the past ones."""
+    """Updates after which --opponent self adds the current policy to the past ones."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -136,7 +137,7 @@ class GameArgs(DeviceRolloutArgs):
 
 @dataclass(kw_only=True)
 class ReplayArgs:
-    """Those of the buffer, to go before a class that says where the environments step."""
+    """Flags of the buffer, to go before a class that says where the environments step."""
 
     log_interval: Steps = 1_000
     eval_interval: StepsOrZero = 5_000
@@ -154,9 +155,10 @@ class ReplayArgs:
     learning_starts: CountOrZero = 1_000
     """Environment steps with uniformly random actions before learning starts."""
     hold_random: Count = 1
-    """Steps for which an environment repeats a random action before --learning-starts; more explore further."""
+    """Steps for which an environment repeats each random action before --learning-starts; more
+    explore further."""
     utd_ratio: Ratio = 1.0
-    """Gradient updates per environment step (update-to-data ratio), exactly; fractions too."""
+    """Gradient updates per environment step (update-to-data ratio), such as 0.25 or 2."""
 
     normalize_rewards, n_steps = False, 1  # flags of algorithms that have them
 

@@ -28,13 +28,15 @@ class HostEnvArgs(RunArgs):
     env_params: str = ""
     """Pass these arguments to envpool's or gymnasium's make: a JSON object, such as '{"max_episode_steps": 200}'."""
     eval_env_params: str = ""
-    """Change arguments in evaluations: a JSON object; Atari is evaluated on whole games and unclipped rewards."""
+    """Change --env-params for evaluations: a JSON object; Atari is evaluated on whole games and
+    unclipped rewards."""
     vectorization: Literal["async", "sync", "vector"] = "async"
     """async: one process per environment; sync: all in one thread; vector: the environment's own vectorized version."""
     reset_timeout: Timeout = 120.0
-    """Seconds that making, first resetting or closing an actor's environments may take, each."""
+    """Seconds that an actor may take to make, to reset for the first time, or to close its
+    environments."""
     step_timeout: Timeout = 60.0
-    """Seconds that a step of an actor's environments may take, with its resets."""
+    """Seconds that a step of an actor's environments may take, resets included."""
 
     # actors
     num_steps: Size = 32
@@ -46,7 +48,7 @@ class HostEnvArgs(RunArgs):
     learner_timeout: Timeout = 300.0
     """Seconds without a rollout after which the run fails."""
     max_restarts: CountOrZero = 10
-    """Restart failed actors, with new environments, up to this many times before the run fails."""
+    """Restarts of failed actors, with new environments, before the run fails."""
 
     # evaluation and checkpoints
     eval_episodes: Count = 32
@@ -103,7 +105,8 @@ class ActorArgs(HostEnvArgs):
     actor_threads: Annotated[int, Bounds(at_least=1, at_most=1024)] = 2
     """Actor threads per actor device; with two, one acts while the environments of the other step."""
     rollouts_per_update: CountOrZero = 0
-    """Rollouts per update, of whichever actors are first, as many from each process; 0: as many as actors."""
+    """Rollouts per update, from the actors that are first, equally many from each process; 0: one
+    per actor."""
     lockstep: bool = False
     """Make runs repeatable: actors take turns, each acting with the parameters from before the running update."""
 
@@ -131,7 +134,7 @@ class HostRolloutArgs(RolloutArgs, HostEnvArgs):
 
     # environment
     num_envs: Size = 8
-    """Parallel environments, over all processes together."""
+    """Environments stepped together, over all processes."""
 
     lag: ClassVar[int] = 0
     resets_in_step: ClassVar[bool] = True

@@ -61,24 +61,27 @@ class Rules(NamedTuple):
 
 @dataclass(kw_only=True)
 class PbtArgs(RunArgs):
-    """How many agents, in which flags they differ, and how they evolve."""
+    """Flags of several agents: how many, in which flags they differ, and how they evolve."""
 
     # populations
     num_seeds: Count = 1
-    """Train this many independent agents together, with seeds seed, seed + 1, ...; of each combination in --sweep."""
+    """Independent agents trained together, with seeds seed, seed + 1, ...; so many for each
+    combination in --sweep."""
     population: Annotated[int, Bounds(at_least=0, at_most=MAX_AGENTS)] = 0
-    """Train this many members together, with seeds seed, seed + 1, ..., that differ in what --sweep draws; 0: none."""
+    """Members trained together, with seeds seed, seed + 1, ..., that differ in what --sweep draws;
+    0: none."""
     sweep: tuple[str, ...] = ()
-    """Hyper-parameters of members: with --population draws, as learning_rate=log:1e-4:1e-2 gamma=uniform:0.9:0.999
-    ent_coef=choice:0,0.01; without it all combinations of values, as learning_rate=3e-4,1e-3 clip_eps=0.1,0.2."""
+    """Hyper-parameters in which members differ: all combinations of values, as
+    learning_rate=3e-4,1e-3 clip_eps=0.1,0.2, or with --population random draws, as
+    learning_rate=log:1e-4:1e-2 gamma=uniform:0.9:0.999 ent_coef=choice:0,0.01."""
 
     # population-based training
     pbt: bool = False
-    """Population-based training: let the worst members of a --population copy the best, and perturb hyper-parameters.
-    Member 0 is a control, which keeps its flags."""
+    """Let the worst members of a --population copy the best and perturb their hyper-parameters;
+    member 0 is a control, which keeps its flags."""
     pbt_evolve: tuple[str, ...] = ()
-    """Hyper-parameters to evolve, as learning_rate ent_coef; default those of --sweep, else all that can and are not
-    0."""
+    """Hyper-parameters to evolve, as learning_rate ent_coef (default: those of --sweep, else all
+    that can be swept and are not 0)."""
     pbt_start: CountOrZero = 0
     """Environment steps of each member before the first exchange."""
     pbt_interval: Count = 20_000

@@ -190,9 +190,11 @@ class RunArgs(ArgsFactory):
     overwrite: bool = False
     """Delete an existing run in --run-dir first; files that are not a run's stay."""
     stop_after: StepsOrZero = 0
-    """Stop, saved and resumable, once the run has this many steps; schedules still run to --total-timesteps. 0: off."""
+    """Stop, saved and resumable, once the run has this many steps; schedules still run to
+    --total-timesteps; 0: off."""
     max_seconds: Seconds = 0.0
-    """Stop, saved and resumable, after this many seconds, but not before some training is done. 0: off."""
+    """Stop, saved and resumable, after this many seconds, but not before some training is done; 0:
+    off."""
     stop_at_return: Finite | None = None
     """End training once an evaluation reaches this return (mean over seeds, best member of a population)."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -208,7 +210,7 @@ class RunArgs(ArgsFactory):
     checkpoint_interval: StepsOrZero = 100_000
     """Environment steps between checkpoints; 0: at the end only."""
     keep_checkpoints: CountOrZero = 5
-    """Keep this many of the newest checkpoints; 0: all."""
+    """Newest checkpoints to keep; 0: all."""
     keep_best: bool = False
     """Save every state that is evaluated, and keep the one with the best evaluation (mean over seeds, best member of a
     population) beside the newest."""
@@ -219,11 +221,13 @@ class RunArgs(ArgsFactory):
     log_interval: Steps = 10_000
     """Environment steps between rows of the log."""
     log_info: tuple[str, ...] = ()
-    """Log entries of the environment's info: ENTRY as a mean, or ENTRY_sum, ENTRY_max, ENTRY_min, ENTRY_last."""
+    """Log these entries of the environment's info: ENTRY as a mean, or ENTRY_sum, ENTRY_max,
+    ENTRY_min, ENTRY_last."""
     tensorboard: bool = False
     """Write TensorBoard files to the run directory."""
     wandb: bool = False
-    """Log to Weights & Biases; its variables WANDB_PROJECT (default: pmaprl), WANDB_RUN_GROUP, WANDB_NAME ... apply."""
+    """Log to Weights & Biases, as its variables WANDB_PROJECT (default: pmaprl), WANDB_RUN_GROUP,
+    WANDB_NAME ... say."""
     log_each: bool = False
     """Log every seed and member to TensorBoard and Weights & Biases too, beside their mean, or median and best."""
     quiet: bool = False
@@ -231,8 +235,9 @@ class RunArgs(ArgsFactory):
 
     # devices and machines
     distributed: Meeting = ""
-    """Train in several processes: those that Slurm, Open MPI, Kubernetes or a TPU pod has started, or, without such a
-    system, this one as process ID (from 0) of COUNT, which meet at HOST:PORT of process 0."""
+    """Train in several processes: those that Slurm, Open MPI, Kubernetes or a TPU pod has started,
+    or, where no such system has, this one as process ID (from 0) of COUNT, which meet at HOST:PORT
+    of process 0."""
 
     @property
     def fixed(self) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ class Selection:
     by: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FLAG"), tyro.conf.UseAppendAction] = ()
     """Split the runs of an algorithm by this flag's value too, such as clip_eps; several with commas or repeated."""
     estimate: Kind = "iqm"
-    """Over seeds: iqm leaves out the lowest and the highest quarter, which takes 4 seeds (mean below that), or mean."""
+    """Average over seeds: iqm (no lowest and highest quarter; below 4 seeds the mean) or mean."""
 
     def __post_init__(self):
         check_flags(self)

@@ -153,9 +153,9 @@ class RecurrentTorso(nn.Module):
     args: Any
 
     @classmethod
-    def of(cls, args: Any, space: Space) -> "RecurrentTorso":
-        """As the flags say."""
-        return cls(Torso.of(args, space), args)
+    def of(cls, args: Any, space: Space, **overrides: Any) -> "RecurrentTorso":
+        """Make what the flags describe; `overrides` are those of `Torso.of`."""
+        return cls(Torso.of(args, space, **overrides), args)
 
     @nn.compact
     def __call__(self, inputs: Inputs, memory: Any) -> tuple[jax.Array, Any]:

@@ -4,6 +4,7 @@ Images pass through them as [C, H, W, B], the batch last. A neighbourhood is the
 convolution one product of matrices, [N, K] with [K, H' * W' * B].
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
@@ -254,6 +255,9 @@ class MLP(nn.Module):
         return x
 
 
+OF_MODULE = "space", "parent", "name"  # fields of a torso that no flag says
+
+
 class Torso(nn.Module):
     """Features of raw observations and hidden layers behind them, initialised orthogonally with gain sqrt(2)."""
 
@@ -266,10 +270,22 @@ class Torso(nn.Module):
     image_scale: float = 1.0
 
     @classmethod
-    def of(cls, args: Any, space: spaces.Space, **name: str) -> "Torso":
-        """As the flags say."""
-        more = [getattr(args, flag, getattr(cls, flag)) for flag in ("encoder", "layer_norm", "image_scale")]
-        return cls(space, args.hidden_sizes, args.activation, args.dtype, *more, **name)
+    def of(cls, args: Any, space: spaces.Space, **overrides: Any) -> "Torso":
+        """Make the torso that the flags describe.
+
+        Args:
+          args: flags, from which the fields come that they have.
+          space: space of the observations.
+          overrides: fields that shall be otherwise, such as `hidden_sizes=(32,)`, or the `name` of the module.
+
+        Raises TypeError, which names the fields that there are, where an override is none of them.
+        """
+        fields = [field.name for field in dataclasses.fields(cls) if field.name not in OF_MODULE]
+        if unknown := overrides.keys() - {*fields, "name"}:
+            known = ", ".join(fields)
+            raise TypeError(f"Torso has no field {', '.join(sorted(unknown))}; it has {known} and name")
+        flags = {name: getattr(args, name) for name in fields if hasattr(args, name)}
+        return cls(space, **(flags | overrides))
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
@@ -280,7 +296,8 @@ class Torso(nn.Module):
         norm = "layer" if self.layer_norm else "none"
         mlp = MLP(self.hidden_sizes, self.activation, layer, norm, behind_convolutions=convolved)
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # the gradients of [1, B, F] take a CPU twice as long
-        return mlp(rows).reshape(*x.shape[:-1], self.hidden_sizes[-1])
+        features = mlp(rows)
+        return features.reshape(*x.shape[:-1], features.shape[-1])
 
 
 class Ensemble(NamedTuple):

@@ -110,7 +110,7 @@ def test_the_documented_frame_draws_an_environment(tmp_path, monkeypatch):
     walk = tmp_path / "drawn_envs.py"
     walk.write_text(f"import numpy as np\n{(tmp_path / 'my_envs.py').read_text()}\n{frame}")
     monkeypatch.syspath_prepend(tmp_path)
-    env = make("drawn_envs:Walk")
+    env = make("drawn_envs:Drawn")
     recording = record(env, lambda obs: jnp.ones(1, jnp.int32), jax.random.key(0), env.max_steps)
     assert recording.obs_names == ("place",)
     warnings = []

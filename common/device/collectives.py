@@ -91,8 +91,9 @@ def _collective(operation: JaxprEqn, operands: list[Any], never: jax.Array) -> R
     (operand,) = map(jnp.asarray, operands)
     if not operand.size:
         return _bind(operation, operands), never
-    # Never ones, and the flag stays false whatever the result is: no number changes, not even the sign of a zero. Zeros
-    # would be the same number as an operand that is always zero: XLA would know the result, and so that the flag is false.
+    # Never ones, and the flag stays false whatever the result is: no number changes, not even the
+    # sign of a zero. With zeros in place of ones XLA would know the result of an operand that is
+    # always zero, and so that the flag after it is false: the order would end there.
     (result,) = _bind(operation, [jnp.where(never, jnp.ones_like(operand), operand)])
     return [result], never & (result.ravel()[0] != 0)
 

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import tomllib
+from collections import deque
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ import benchmarks.records
 from benchmarks import learning, many_seeds, parity_sac, report, tune
 from benchmarks.jobs import Job, run
 from benchmarks.learning import Goal, goals
+from benchmarks.optimum import optimum_of
 from benchmarks.records import record_of
 from common.cli.errors import UsageError
 from common.device.evaluation import SEED
@@ -147,11 +150,84 @@ def test_a_machine_that_only_adds_an_algorithm_has_no_chapter(results):
     assert "## classic, gpu-1" in report.page_of(results), "not only some of its environments"
 
 
+def test_the_best_possible_return_stands_in_the_table_and_in_the_picture(results):
+    path = results / "cpu-2" / "ppo_pmap" / "CartPole-v1.json"
+    one = json.loads(path.read_text())
+    assert "optimum" not in report.page_of(results).split("## classic")[1]
+    path.write_text(json.dumps(one | {"optimum": {"all_starts": 7.5, "evaluated": 7.25}}))
+    table = report.page_of(results).split("## classic")[1]
+    (row,) = (line for line in table.splitlines() if line.startswith("| [CartPole-v1]"))
+    assert row.split("|")[-2].strip().startswith("7.25 (7.5 ")
+    (other,) = (line for line in table.splitlines() if "Acrobot" in line and "| ppo_pmap" in line)
+    assert other.split("|")[-2].strip() == ""
+    records = benchmarks.records.load_records(path.parents[1])
+    panels = {panel.title: panel for panel in report._curves(records, "seconds")}
+    drawn = panels["CartPole-v1"].lines[-1]
+    assert (drawn.label, set(drawn.y), max(drawn.x)) == ("optimum", {7.25}, 20)
+    assert "optimum" not in {line.label for line in panels["Acrobot-v1"].lines}
+
+
+@pytest.mark.parametrize(
+    ("env", "params", "wanted"),
+    [
+        ("Taxi-v4", "", 7.93),  # 20 - 1 for each step before the last, over all 300 starts
+        ("CliffWalking-v1", "", -13),
+        ("CliffWalking-v1", '{"max_episode_steps": 12}', -12),  # too few for the way, but no fall
+        ("FrozenLake-v1", '{"is_slippery": false}', 1),
+        ("FrozenLake-v1", '{"is_slippery": false, "max_episode_steps": 5}', 0),
+        ("FrozenLake-v1", "", 0.7442),  # within 100 steps
+        ("FrozenLake-v1", '{"max_episode_steps": 10000}', 14 / 17),  # without a limit
+    ],
+)
+def test_dynamic_programming_finds_the_best_return(env, params, wanted):
+    best = optimum_of(f"gymnasium:{env}", params, 128)
+    np.testing.assert_allclose(best.all_starts, wanted, atol=5e-5)
+
+
+def test_the_best_return_of_an_evaluation_is_that_of_its_own_starts():
+    """Taxi's way is counted here: to the passenger, from there to the goal, and a step for each of both."""
+    gymnasium = pytest.importorskip("gymnasium")
+    best = optimum_of("gymnasium:Taxi-v4", "", 16)
+    with closing(gymnasium.make("Taxi-v4")) as game:
+        ways = [_way(game.unwrapped, game.reset(seed=SEED + index)[0]) for index in range(16)]
+    np.testing.assert_allclose(best.evaluated, 21 - np.mean(ways))
+    assert abs(best.evaluated - best.all_starts) > 0.01
+
+
+def _way(taxi, start: int) -> int:
+    """Steps to the end, by a search in breadth."""
+    ways, edge = {start: 0}, deque([start])
+    while True:
+        state = edge.popleft()
+        for action in range(6):
+            ((_, reached, _, ends),) = taxi.P[state][action]
+            if ends:
+                return ways[state] + 1
+            if reached not in ways:
+                ways[reached] = ways[state] + 1
+                edge.append(reached)
+
+
+@pytest.mark.parametrize(
+    ("env", "params"),
+    [
+        ("gymnasium:CartPole-v1", ""),
+        ("gymnasium:Blackjack-v1", ""),
+        ("gymnasium:Taxi-v4", '{"fickle_passenger": true}'),  # whose probabilities are not all in the table
+        ("FrozenLake-misc", ""),
+        ("envpool:FrozenLake-v1", ""),
+    ],
+)
+def test_no_best_return_is_told_where_probabilities_are_not_known(env, params):
+    assert optimum_of(env, params, 4) is None
+
+
 def test_a_damaged_result_is_named(results):
     path = results / "cpu-2" / "ppo_pmap" / "CartPole-v1.json"
     one = json.loads(path.read_text())
     ragged = [*one["returns"][:-1], one["returns"][-1][1:]]
-    for damage in ({"returns": ragged}, {"threshold": None}, {"steps_per_second": []}):
+    lacking = {"optimum": {"evaluated": 1.0}}
+    for damage in ({"returns": ragged}, {"threshold": None}, {"steps_per_second": []}, lacking):
         path.write_text(json.dumps(one | damage))
         with pytest.raises(UsageError, match=r"CartPole-v1.json .* damaged \(\w+\)"):
             report.page_of(results)

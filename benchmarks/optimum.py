@@ -26,19 +26,33 @@ class Optimum(NamedTuple):
     evaluated: float  # the mean over those in which the kit's evaluations begin
 
 
+EQUAL = {"FrozenLake-misc": ("FrozenLake-v1", {"max_steps_in_episode": "max_episode_steps"})}
+"""Games of gymnax that gymnasium has too, by name: theirs, and their names of the parameters."""
+
+
 def optimum_of(env: str, env_params: str, episodes: int) -> Optimum | None:
     """The best returns in `env`, and in so many episodes of an evaluation; None where probabilities are not known."""
     suite, name = split_name(env)
-    if suite != "gymnasium":
+    params = read_params(env_params)
+    if suite == "gymnax" and name in EQUAL:
+        name, theirs = EQUAL[name]
+        if not params.keys() <= theirs.keys():
+            return None
+        params = {theirs[key]: value for key, value in params.items()}
+    elif suite != "gymnasium":
         return None
-    import gymnasium
+    try:
+        import gymnasium
+    except ImportError:  # where a game of gymnax was trained
+        return None
 
-    with closing(gymnasium.make(name, **read_params(env_params))) as game:
+    with closing(gymnasium.make(name, **params)) as game:
         table = table_of(game)
         if table is None:
             return None
         values = values_of(table)
-        firsts = [game.reset(seed=SEED + index)[0] for index in range(episodes)]  # each episode has a seed of its own
+        # Each episode has a seed of its own. Where gymnax's begins does not depend on it in any of the equal games.
+        firsts = [game.reset(seed=SEED + index)[0] for index in range(episodes)]
     return Optimum(all_starts=float(table.starts @ values), evaluated=float(np.mean(values[firsts])))
 
 

@@ -45,13 +45,12 @@ def optimum_of(env: str, env_params: str, episodes: int) -> Optimum | None:
         import gymnasium
     except ImportError:  # where a game of gymnax was trained
         return None
-
     with closing(gymnasium.make(name, **params)) as game:
         table = table_of(game)
         if table is None:
             return None
         values = values_of(table)
-        # Each episode has a seed of its own. Where gymnax's begins does not depend on it in any of the equal games.
+        # Each episode has a seed of its own; the equal games have one start
         firsts = [game.reset(seed=SEED + index)[0] for index in range(episodes)]
     return Optimum(all_starts=float(table.starts @ values), evaluated=float(np.mean(values[firsts])))
 

@@ -7,15 +7,19 @@ from collections import deque
 from contextlib import closing
 from pathlib import Path
 
+import gymnax
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows
+from gymnax.environments.misc import frozen_lake
 
 import benchmarks.records
 from benchmarks import learning, many_seeds, parity_sac, report, tune
 from benchmarks.jobs import Job, run
 from benchmarks.learning import Goal, goals
-from benchmarks.optimum import optimum_of
+from benchmarks.optimum import optimum_of, table_of
 from benchmarks.records import record_of
 from common.cli.errors import UsageError
 from common.device.evaluation import SEED
@@ -188,6 +192,32 @@ def newest(name: str) -> str:
 def test_dynamic_programming_finds_the_best_return(name, params, wanted):
     best = optimum_of(f"gymnasium:{newest(name)}", params, 128)
     np.testing.assert_allclose(best.all_starts, wanted, atol=5e-5)
+
+
+def test_a_game_of_gymnax_has_the_best_return_of_the_equal_one_of_gymnasium():
+    gymnasium = pytest.importorskip("gymnasium")
+    assert optimum_of("FrozenLake-misc", "", 4) == optimum_of("gymnasium:FrozenLake-v1", "", 4)
+    shorter = '{"max_steps_in_episode": 20}', '{"max_episode_steps": 20}'
+    assert optimum_of("FrozenLake-misc", shorter[0], 4) == optimum_of("gymnasium:FrozenLake-v1", shorter[1], 4)
+    game, params = gymnax.make("FrozenLake-misc")
+    with closing(gymnasium.make("FrozenLake-v1")) as other:
+        assert params.max_steps_in_episode == other.spec.max_episode_steps
+        table = table_of(other)
+    keys = jax.random.split(jax.random.key(0), 4096)
+
+    def often(state, action):
+        """How often each state follows without an end, and the mean reward."""
+        there = frozen_lake.EnvState(position=state, time=0)
+        obs, _, reward, ends, _ = jax.vmap(lambda key: game.step_env(key, there, action, params))(keys)
+        return jnp.mean(jax.nn.one_hot(obs, 16) * ~ends[:, None], axis=0), jnp.mean(reward)
+
+    alive = np.flatnonzero(~np.isin(np.arange(16), (5, 7, 11, 12, 15)))  # neither holes nor the goal
+    by_action = jax.vmap(often, (None, 0))
+    onward, reward = jax.jit(jax.vmap(by_action, (0, None)))(alive, np.arange(4))
+    np.testing.assert_allclose(onward, table.onward[alive], atol=0.04)
+    np.testing.assert_allclose(reward, table.reward[alive], atol=0.04)
+    start, _ = game.reset_env(keys[0], params)
+    assert table.starts[start] == 1
 
 
 def test_the_best_return_of_an_evaluation_is_that_of_its_own_starts():

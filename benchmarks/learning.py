@@ -9,6 +9,7 @@ makes docs/benchmark.md of what it writes.
 import re
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -54,7 +55,13 @@ def goals() -> list[Goal]:
 
 def peers(table: str = "peers") -> dict[str, dict[str, Any]]:
     """What is known of each peer, by name; or `flags`, by peer and algorithm."""
-    return tomllib.loads((FOLDER / "peers" / "peers.toml").read_text())[table]
+    return _published()[table]
+
+
+@cache
+def _published() -> dict[str, Any]:
+    """The whole file, read once: a page of the benchmark asks thousands of times. Not to be changed."""
+    return tomllib.loads((FOLDER / "peers" / "peers.toml").read_text())
 
 
 def goals_of_peer(peer: str) -> list[Goal]:

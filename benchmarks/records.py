@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.jobs import Job, last_line
+from benchmarks.optimum import Optimum, optimum_of
 from common.cli.errors import UsageError
 from common.cli.files import read_config
 from common.cli.run_flags import ONE_TIME
+from common.envs.host import evaluation_params
 from common.runs.estimates import estimate, interval
 from common.runs.metrics import EVALUATION, Log, Series, jsonable, read_log
 
@@ -37,7 +39,8 @@ def record_of(algorithm: str, env: str, jobs: list[Job], threshold: float) -> di
     """What came of runs that differ in their seeds only; `algorithm` and `env` are names to show.
 
     `returns` are the greedy ones, [steps][seeds], None where one is not finite. Where only others were evaluated at a
-    step, a seed's is on the line between its own `evaluations`.
+    step, a seed's is on the line between its own `evaluations`. `optimum` is there where it is known: the best possible
+    return from the starts of these evaluations, and from all starts.
 
     Seconds and steps/s are of a run with all its seeds, over all its invocations; seconds are means over the runs.
     """
@@ -46,6 +49,7 @@ def record_of(algorithm: str, env: str, jobs: list[Job], threshold: float) -> di
     config = read_config(jobs[0].run_dir)
     steps = np.unique(np.concatenate([curve.steps for curve in curves]))
     lines = [_on(steps, curve) for curve in curves]
+    best = _optimum(config["args"])
     return {
         "env": env,
         "algorithm": algorithm,
@@ -54,6 +58,7 @@ def record_of(algorithm: str, env: str, jobs: list[Job], threshold: float) -> di
         "flags": {name: value for name, value in config["args"].items() if name not in ONE_TIME},
         "seeds": [job.args.seed + i for job in jobs for i in range(job.args.num_agents)],
         "threshold": threshold,
+        **({"optimum": best._asdict()} if best else {}),
         "env_steps": [int(step) for step in steps],
         "returns": [[jsonable(value) for value in row] for row in np.hstack([line[:, 1:] for line in lines])],
         "seconds": np.mean([line[:, 0] for line in lines], axis=0).tolist(),
@@ -63,6 +68,13 @@ def record_of(algorithm: str, env: str, jobs: list[Job], threshold: float) -> di
             job.args.num_agents * log.steps / log.trained_seconds for job, log in zip(jobs, logs, strict=True)
         ],
     }
+
+
+def _optimum(flags: dict[str, Any]) -> Optimum | None:
+    """The best returns of a run's evaluations, where they are known."""
+    if "env" not in flags or "eval_episodes" not in flags:
+        return None
+    return optimum_of(flags["env"], evaluation_params(flags), flags["eval_episodes"])
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -119,7 +131,9 @@ def _check(record: dict[str, Any]) -> None:
     for name, size in sizes.items():
         if np.array(record[name], float).shape != size:
             raise ValueError(name)
-    numbers = record["threshold"], returns_of(record), np.array(record["steps_per_second"], float)
+    numbers = [record["threshold"], returns_of(record), np.array(record["steps_per_second"], float)]
+    if "optimum" in record:
+        numbers.append(itemgetter(*Optimum._fields)(record["optimum"]))
     if not (seeds and all(np.size(x) and np.isfinite(x).all() for x in numbers)):
         raise ValueError("numbers")
 

@@ -25,6 +25,7 @@ from common.runs.estimates import Interval, estimate, interval
 
 Record = dict[str, Any]
 COLUMNS = ["environment", "algorithm", "final return", "learned", "after"]
+REFERENCE = {"color": "0.4", "linestyle": ":", "marker": "", "zorder": 1}  # the look of the best possible return
 ON_THE_WAY = {"minatar": [1_000_000, 5_000_000]}  # by set: steps at which returns are shown too
 
 
@@ -102,7 +103,11 @@ def _chapter(machine: str, name: str, records: list[Record]) -> str:
         shown |= {"seconds": "Returns over seconds", "profile": "Share of runs above a score"}
     lines = [f"![{what}](images/{_picture(machine, name, kind)})" for kind, what in shown.items()]
     also = ON_THE_WAY.get(name, [])
-    columns, rows = COLUMNS + [f"return at {steps:,}" for steps in also], [_row(record, also) for record in records]
+    columns = COLUMNS + [f"return at {steps:,}" for steps in also]
+    rows = [_row(record, also) for record in records]
+    if any("optimum" in record for record in records):
+        columns.append("optimum")
+        rows = [[*row, _optimum(record)] for row, record in zip(rows, records, strict=True)]
     return "\n".join([f"## {name}, {machine}", "", markdown(columns, rows), "", *lines])
 
 
@@ -178,12 +183,24 @@ def _row(record: Record, also: list[int]) -> list[str]:
     ]
 
 
+def _optimum(record: Record) -> str:
+    """The best possible return from the starts of the evaluations, and over all where that is another; or nothing."""
+    if "optimum" not in record:
+        return ""
+    evaluated, everywhere = (f"{record['optimum'][name]:.4g}" for name in ("evaluated", "all_starts"))
+    return evaluated if evaluated == everywhere else f"{evaluated} ({everywhere} over all starts)"
+
+
 def _curves(records: list[Record], x: str) -> list[Panel]:
     panels, algorithms = {}, _algorithms(records)
     for record in records:
         values, name = returns_of(record).T, record["algorithm"]  # [S, E]
         line = Line(name, np.array(record[x]), estimate(values), interval(values), style=algorithms.index(name))
         panels.setdefault(record["env"], []).append(line)
+    optima = {record["env"]: record["optimum"]["evaluated"] for record in records if "optimum" in record}
+    for env, optimum in optima.items():
+        ends = np.array([0, max(line.x[-1] for line in panels[env])])
+        panels[env].append(Line("optimum", ends, np.full(2, optimum), how=REFERENCE))
     return [Panel(env, lines) for env, lines in panels.items()]
 
 

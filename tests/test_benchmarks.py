@@ -3,16 +3,23 @@
 import dataclasses
 import json
 import tomllib
+from collections import deque
+from contextlib import closing
 from pathlib import Path
 
+import gymnax
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows
+from gymnax.environments.misc import frozen_lake
 
 import benchmarks.records
 from benchmarks import learning, many_seeds, parity_sac, report, tune
 from benchmarks.jobs import Job, run
 from benchmarks.learning import Goal, goals
+from benchmarks.optimum import optimum_of, table_of
 from benchmarks.records import record_of
 from common.cli.errors import UsageError
 from common.device.evaluation import SEED
@@ -147,11 +154,115 @@ def test_a_machine_that_only_adds_an_algorithm_has_no_chapter(results):
     assert "## classic, gpu-1" in report.page_of(results), "not only some of its environments"
 
 
+def test_the_best_possible_return_stands_in_the_table_and_in_the_picture(results):
+    path = results / "cpu-2" / "ppo_pmap" / "CartPole-v1.json"
+    one = json.loads(path.read_text())
+    assert "optimum" not in report.page_of(results).split("## classic")[1]
+    path.write_text(json.dumps(one | {"optimum": {"all_starts": 7.5, "evaluated": 7.25}}))
+    table = report.page_of(results).split("## classic")[1]
+    (row,) = (line for line in table.splitlines() if line.startswith("| [CartPole-v1]"))
+    assert row.split("|")[-2].strip().startswith("7.25 (7.5 ")
+    (other,) = (line for line in table.splitlines() if "Acrobot" in line and "| ppo_pmap" in line)
+    assert other.split("|")[-2].strip() == ""
+    records = benchmarks.records.load_records(path.parents[1])
+    panels = {panel.title: panel for panel in report._curves(records, "seconds")}
+    drawn = panels["CartPole-v1"].lines[-1]
+    assert (drawn.label, set(drawn.y), max(drawn.x)) == ("optimum", {7.25}, 20)
+    assert "optimum" not in {line.label for line in panels["Acrobot-v1"].lines}
+
+
+def newest(name: str) -> str:
+    """The id of the newest version that is registered."""
+    gymnasium = pytest.importorskip("gymnasium")
+    return max(env_id for env_id in gymnasium.registry if env_id.startswith(f"{name}-v"))
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "wanted"),
+    [
+        ("Taxi", "", 7.93),  # 20 - 1 for each step before the last, over all 300 starts
+        ("CliffWalking", "", -13),
+        ("CliffWalking", '{"max_episode_steps": 12}', -12),  # too few for the way, but no fall
+        ("FrozenLake", '{"is_slippery": false}', 1),
+        ("FrozenLake", '{"is_slippery": false, "max_episode_steps": 5}', 0),
+        ("FrozenLake", "", 0.7442),  # within 100 steps
+        ("FrozenLake", '{"max_episode_steps": 10000}', 14 / 17),  # without a limit
+    ],
+)
+def test_dynamic_programming_finds_the_best_return(name, params, wanted):
+    best = optimum_of(f"gymnasium:{newest(name)}", params, 128)
+    np.testing.assert_allclose(best.all_starts, wanted, atol=5e-5)
+
+
+def test_a_game_of_gymnax_has_the_best_return_of_the_equal_one_of_gymnasium():
+    gymnasium = pytest.importorskip("gymnasium")
+    assert optimum_of("FrozenLake-misc", "", 4) == optimum_of("gymnasium:FrozenLake-v1", "", 4)
+    shorter = '{"max_steps_in_episode": 20}', '{"max_episode_steps": 20}'
+    assert optimum_of("FrozenLake-misc", shorter[0], 4) == optimum_of("gymnasium:FrozenLake-v1", shorter[1], 4)
+    game, params = gymnax.make("FrozenLake-misc")
+    with closing(gymnasium.make("FrozenLake-v1")) as other:
+        assert params.max_steps_in_episode == other.spec.max_episode_steps
+        table = table_of(other)
+    keys = jax.random.split(jax.random.key(0), 4096)
+
+    def often(state, action):
+        """How often each state follows without an end, and the mean reward."""
+        there = frozen_lake.EnvState(position=state, time=0)
+        obs, _, reward, ends, _ = jax.vmap(lambda key: game.step_env(key, there, action, params))(keys)
+        return jnp.mean(jax.nn.one_hot(obs, 16) * ~ends[:, None], axis=0), jnp.mean(reward)
+
+    alive = np.flatnonzero(~np.isin(np.arange(16), (5, 7, 11, 12, 15)))  # neither holes nor the goal
+    by_action = jax.vmap(often, (None, 0))
+    onward, reward = jax.jit(jax.vmap(by_action, (0, None)))(alive, np.arange(4))
+    np.testing.assert_allclose(onward, table.onward[alive], atol=0.04)
+    np.testing.assert_allclose(reward, table.reward[alive], atol=0.04)
+    start, _ = game.reset_env(keys[0], params)
+    assert table.starts[start] == 1
+
+
+def test_the_best_return_of_an_evaluation_is_that_of_its_own_starts():
+    """Taxi's way is counted here: to the passenger, from there to the goal, and a step for each of both."""
+    gymnasium = pytest.importorskip("gymnasium")
+    best = optimum_of(f"gymnasium:{newest('Taxi')}", "", 16)
+    with closing(gymnasium.make(newest("Taxi"))) as game:
+        ways = [_way(game.unwrapped, game.reset(seed=SEED + index)[0]) for index in range(16)]
+    np.testing.assert_allclose(best.evaluated, 21 - np.mean(ways))
+    assert abs(best.evaluated - best.all_starts) > 0.01
+
+
+def _way(taxi, start: int) -> int:
+    """Steps to the end, by a search in breadth."""
+    ways, edge = {start: 0}, deque([start])
+    while True:
+        state = edge.popleft()
+        for action in range(6):
+            ((_, reached, _, ends),) = taxi.P[state][action]
+            if ends:
+                return ways[state] + 1
+            if reached not in ways:
+                ways[reached] = ways[state] + 1
+                edge.append(reached)
+
+
+@pytest.mark.parametrize(
+    ("suite", "name", "params"),
+    [
+        ("gymnasium:", "CartPole", ""),
+        ("gymnasium:", "Blackjack", ""),
+        ("gymnasium:", "Taxi", '{"fickle_passenger": true}'),  # whose probabilities are not all in the table
+        ("envpool:", "FrozenLake", ""),
+    ],
+)
+def test_no_best_return_is_told_where_probabilities_are_not_known(suite, name, params):
+    assert optimum_of(suite + newest(name), params, 4) is None
+
+
 def test_a_damaged_result_is_named(results):
     path = results / "cpu-2" / "ppo_pmap" / "CartPole-v1.json"
     one = json.loads(path.read_text())
     ragged = [*one["returns"][:-1], one["returns"][-1][1:]]
-    for damage in ({"returns": ragged}, {"threshold": None}, {"steps_per_second": []}):
+    lacking = {"optimum": {"evaluated": 1.0}}
+    for damage in ({"returns": ragged}, {"threshold": None}, {"steps_per_second": []}, lacking):
         path.write_text(json.dumps(one | damage))
         with pytest.raises(UsageError, match=r"CartPole-v1.json .* damaged \(\w+\)"):
             report.page_of(results)

@@ -25,6 +25,7 @@ from common.runs import reports, results
 from common.runs.console import Console
 from common.runs.directory import agree_on_directory, check_shared, claim_directory, describe_run
 from common.runs.evaluator import Evaluations
+from common.runs.intervals import intervals_of, next_boundary
 from common.runs.lock import is_ours
 from common.runs.metrics import import_writers
 from common.runs.recorder import Callback, Chunk, Clock, Recorder, Report
@@ -55,9 +56,10 @@ class Run:
         self.env_name, self.cautions = env.name, dict(cautions or {})  # those that are not said yet
         self.total = args.num_updates * args.steps_per_update
         self._end = min(self.total, args.stop_after or self.total)  # of this invocation
-        self._intervals = {"log": args.log_interval, "exchange": args.exchange_interval}
+        self.intervals = intervals_of(args, on_accelerator=devices[0].platform != "cpu")
+        self._intervals = {"log": self.intervals.log, "exchange": args.exchange_interval}
         if not args.benchmark:
-            self._intervals |= {"eval": args.eval_interval, "checkpoint": args.checkpoint_interval}
+            self._intervals |= {"eval": self.intervals.eval, "checkpoint": self.intervals.checkpoint}
         self.config = describe_run(args, script, env, devices)
         (self.path, changes), first = agree_on_directory(args, self.config), multihost.is_first()
         self.dir = self.path if first else None  # where this process writes
@@ -217,8 +219,3 @@ class Run:
         self._interruption.go_on()
         evaluation = self.evaluations.newest.evaluation
         return reports.TrainResult(host.learner.params, evaluation, self.steps, self.path, sha256, status)
-
-
-def next_boundary(step: int, interval: int) -> float:
-    """First multiple of `interval` after `step`; infinite for interval 0."""
-    return step + interval - step % interval if interval else math.inf

@@ -220,21 +220,21 @@ class Run:
             due |= {"eval", "checkpoint"}
         self.recorder.chunk.is_whole = bool(due)
         if due & {"eval", "checkpoint"}:
-            self._settle(state, evaluate="eval" in due, save="checkpoint" in due)
+            self._settle(state, evaluate="eval" in due, save="checkpoint" in due, goes_on=self._goes_on)
         elif (self.callback and due) or multihost.count() > 1:
             self.recorder.wait()  # processes wait for each other anyway
             self.catch_up()  # the callback may end the run here
 
-    def _settle(self, state: Any, evaluate: bool, save: bool) -> None:
-        """Begin to evaluate and save this very state, unless that is done, before the next update overwrites it."""
+    def _settle(self, state: Any, evaluate: bool, save: bool, goes_on: bool = False) -> None:
+        """Evaluate and save this very state, unless that is done; where training `goes_on`, only begin with both."""
         evaluate = evaluate and not self.args.benchmark and self.evaluations.is_due(self.steps)
         save = save and self.saver.is_due(self.steps)
         of_learner = state.replace(actors=())
         fetch = fetch_learner = None
-        if self._goes_on:
+        if goes_on:
             fetch = self.saver.copied(state) if save else None
             fetch_learner = copied(of_learner) if evaluate and self.evaluations.beside else None
-        is_ahead = self._goes_on and (fetch or not save) and (fetch_learner or not self.evaluations.beside)
+        is_ahead = goes_on and (fetch or not save) and (fetch_learner or not (evaluate and self.evaluations.beside))
         if not is_ahead:
             self.recorder.wait()  # raises: what is broken is not even evaluated
             fetch = self._fetched(self.saver.to_host, state) if save else None

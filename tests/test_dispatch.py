@@ -143,11 +143,11 @@ def test_a_run_can_end_within_a_long_row(tmp_path, monkeypatch):
 def test_calls_grow_until_they_take_some_seconds():
     pace = Pace(first=5)
     sizes, now = [], 0.0
-    for seconds_per_update in (1e-3,) * 12 + (1.0,) * 4:
+    for seconds_per_update in (1e-3,) * 24 + (1.0,) * 4:
         sizes.append(pace.most_updates)
         pace.note(pace.most_updates, now)
         now += sizes[-1] * seconds_per_update
     fitting = int(CALL_SECONDS / 1e-3)
-    assert sizes[:4] == [5, 5, 10, 20], "the first one is not over when the second begins"
-    assert fitting - 1 <= sizes[12] <= fitting
+    assert sizes[:6] == [5, 5, 10, 10, 20, 20], "twice the largest that is known to be over"
+    assert fitting - 1 <= sizes[23] <= fitting
     assert sizes[-1] == pytest.approx(CALL_SECONDS, abs=1), "a slower one"

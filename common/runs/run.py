@@ -41,7 +41,7 @@ CALL_SECONDS = 2.0  # that the updates of one call may take, as nothing ends a r
 
 
 class Pace:
-    """How many updates one call may have: it learns from the calls before, and doubles them at most.
+    """How many updates one call may have: at most twice as many as a call before that is over.
 
     Updates may become slower, such as once there is something to learn from.
     """

@@ -123,8 +123,8 @@ class Run:
         self._interruption.stop()
         if self.evaluations is None:
             return
-        if isinstance(error, Exception) and not multihost.has_lost(error):
-            with suppress(Exception):  # of a state before; `error` is what gets reported
+        if self._due and isinstance(error, Exception):
+            with suppress(Exception):  # what was due before; `error` is what gets reported
                 self.catch_up()
         self.evaluations.stop()
         with suppress(Exception):

@@ -177,13 +177,33 @@ def compile_one(job: Row) -> Row:
 def lowered_program(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
     """A program of ours, and the numbers of steps, epochs and minibatches."""
     import jax
+
+    from common.cli.host_flags import HostEnvArgs
+
+    args, programs, members, example = parts_of_run(job["program"], job["num_envs"], devices)
+    state, function = jax.eval_shape(programs.init, members), getattr(programs, job["function"])
+    epochs, minibatches = getattr(args, "update_epochs", 0), getattr(args, "num_minibatches", 0)
+    steps = 0 if isinstance(args, HostEnvArgs) else getattr(args, "num_steps", 1)
+    return function.lower(state, example), (steps, epochs, minibatches)
+
+
+def parts_of_run(program: str, num_envs: int, devices: list[Any], more: Row | None = None) -> tuple[Any, ...]:
+    """What a run of one of PROGRAMS is made of: flags, programs, what they begin from, and what `update` takes beside.
+
+    Args:
+        program: Its name.
+        num_envs: Environments, or those of an actor.
+        devices: Where it is to run.
+        more: Flags in place of those that it has.
+    """
     import numpy as np
 
     from common import training
     from common.cli.host_flags import HostEnvArgs
 
-    name, flags = PROGRAMS[job["program"]]
-    module, num_envs = importlib.import_module(f"algos.{name}"), job["num_envs"]
+    name, flags = PROGRAMS[program]
+    module = importlib.import_module(f"algos.{name}")
+    flags = flags | (more or {})
     if "learning_starts" in flags:
         flags = flags | {"utd_ratio": 1 / num_envs, "buffer_size": 64 * num_envs}
     flags = flags | {"envs_per_actor" if name == "appo_pmap" else "num_envs": num_envs, "tuned": False}
@@ -198,11 +218,7 @@ def lowered_program(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
         env, example = training.run_env(args, training.make(args.env)), np.int32(0)
         programs = training.for_seeds(module.make_algorithm(args, env.spec), args, env)
         programs = training.over_devices(programs, devices, args.sharding)
-    members = training.arrays_of(args.members, len(devices), args.sharding)
-    state, function = jax.eval_shape(programs.init, members), getattr(programs, job["function"])
-    epochs, minibatches = getattr(args, "update_epochs", 0), getattr(args, "num_minibatches", 0)
-    steps = 0 if isinstance(args, HostEnvArgs) else getattr(args, "num_steps", 1)
-    return function.lower(state, example), (steps, epochs, minibatches)
+    return args, programs, training.arrays_of(args.members, len(devices), args.sharding), example
 
 
 def lowered_peer(job: Row, devices: list[Any]) -> tuple[Any, tuple]:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.speed ppo_pmap --envs CartPole-v1 Breakout-MinAtar
     python -m benchmarks.speed sac_pmap --envs Pendulum-v1 --against ../before --rounds 5 -- --num-envs 16
+    python -m benchmarks.speed --rows --envs CartPole-v1
     python -m benchmarks.speed ppo_rnn_pmap --envs CartPole-v1 --source ~/purejaxrl -- \\
         --share-torso --activation relu --hidden-sizes 128
 
@@ -16,7 +17,9 @@ import importlib
 import json
 import os
 import re
+import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -25,13 +28,13 @@ from typing import Annotated, Any
 
 import tyro
 
-from benchmarks.jobs import ROOT, last_line
+from benchmarks.jobs import ROOT, last_line, last_of
 from benchmarks.kernels import count_kernels
 from benchmarks.peers.__main__ import TRAINERS, check_source, install, packages_for, python_of
 from benchmarks.records import machine_class, markdown
 from common.cli.checks import Count, Timeout, check_flags
 from common.cli.command import main, parse
-from common.cli.errors import UsageError
+from common.cli.errors import TrainingError, UsageError
 from common.cli.files import check_target
 from common.cli.run_flags import flag_words
 from common.runs.directory import git_hash, write_json
@@ -59,6 +62,8 @@ class Args:
     """Count an update's operations and bytes on a device too; compiling takes longer."""
     against: str = ""
     """Another checkout of the kit to compare with."""
+    rows: bool = False
+    """Measure instead what a row of the log costs: many calls of one small update against few of a hundred."""
     source: str = ""
     """Checkout of PureJaxRL (for ppo_*) or purejaxql (for pqn_pmap) to compare with on gymnax."""
     out: str = ""
@@ -176,6 +181,48 @@ def row_of(args: Args, words: list[str]) -> Row:
     return row
 
 
+ROWS = 5_000  # of one small update each, against as many updates in rows of a hundred
+SMALL = {
+    "num_envs": 4,
+    "num_steps": 8,
+    "num_minibatches": 1,
+    "update_epochs": 1,
+    "hidden_sizes": (8,),
+    "num_devices": 1,
+}
+SMALL |= {"eval_episodes": 1, "eval_interval": 0, "checkpoint_interval": 0, "lr_schedule": "constant", "tuned": False}
+
+
+def cost_of_rows(args: Args, words: list[str], count: int = ROWS) -> Row:
+    """Milliseconds of a row, by the clock and by the processor, the least of all rounds."""
+    steps = SMALL["num_envs"] * SMALL["num_steps"]
+    costs = []
+    with tempfile.TemporaryDirectory(prefix="rows-") as folder:
+        for turn in range(1 + args.rounds):
+            seconds = [_seconds_of(args, words, Path(folder), steps * count, steps * updates) for updates in (1, 100)]
+            pairs = zip(*seconds, strict=True)
+            costs += [[1e3 * (many - few) / (count - count // 100) for many, few in pairs]] * (turn > 0)
+    wall, processor = map(min, zip(*costs, strict=True))
+    return {"env": args.envs[0], "rows": count, "wall_ms": round(wall, 4), "processor_ms": round(processor, 4)}
+
+
+def _seconds_of(args: Args, words: list[str], folder: Path, total: int, log_interval: int) -> tuple[float, float]:
+    """Seconds of training of a run with that interval, and seconds of processors of its whole process."""
+    flags = SMALL | {"env": args.envs[0], "total_timesteps": total, "log_interval": log_interval}
+    run_dir = folder / str(log_interval)
+    command = [sys.executable, str(ROOT / "algos" / f"{args.algorithm}.py"), *flag_words(flags), *words]
+    env = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with (folder / "said").open("w") as said:
+        done = subprocess.run([*command, "--run-dir", str(run_dir), "--overwrite"], env=env, stdout=said, stderr=said)
+    if done.returncode:
+        raise TrainingError(f"{last_of((folder / 'said').read_text())[:200]} (exit code {done.returncode})")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = json.loads((run_dir / "result.json").read_text())
+    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return result["env_steps"] / result["steps_per_second"], processor
+
+
 def sizes_of(row: Row) -> list[str]:
     """Kernels and megabytes of an update, to be shown; nothing where XLA does not tell."""
     kernels, memory = row["kernels_per_update"], row["memory_bytes"]
@@ -205,7 +252,11 @@ def speed(args: Args, words: list[str]) -> None:
     """What the command does."""
     if args.out:
         check_target(Path(args.out))
-    rows = rows_of(args, words)
+    if args.rows:
+        rows = [cost_of_rows(args, words)]
+        print(json.dumps(rows[0]))
+    else:
+        rows = rows_of(args, words)
     if args.out:
         record = {"benchmark": "speed", "algorithm": args.algorithm, "machine": machine_class(), "flags": words}
         commits = {"git": git_hash(ROOT), "against": git_hash(Path(args.against)) if args.against else None}

@@ -82,9 +82,9 @@ def train_on_devices(
     with locked(run.dir), run:
         state, update = run.start(programs, members, shapes, example)
         while run.unfinished:
-            updates = run.next_chunk()
-            state, *report = update(state, updates)
-            run.advance(state, updates, partial(jax.device_get, report))
+            updates = run.next_call()
+            state, outcome = update(state, updates)
+            run.advance(state, updates, partial(outcome.fetch, int(updates)))
         ends = {"picture": partial(draw_metrics, run, env), "gif": partial(draw_policy, run, env, algorithm)}
         return run.finish(state, ends | {"ratings": partial(rate_members, run, env, algorithm)})
 
@@ -179,13 +179,13 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
         with batches.learner.doing("update"):
             state, published, reported = update(state, batch)
         batches.publish(published)
-        run.recorder.write()  # the row of the last chunk
+        run.catch_up()  # with the last chunk
         with batches.learner.doing("update"):
             metrics.add(*reported)
     if metrics.updates:
         run.advance(state, metrics.updates, partial(metrics.read, batches.row()))
     if metrics.broken:
-        run.recorder.write()  # raises
+        run.catch_up()  # raises
     if failure:
         run.rescue(state)
         raise failure

@@ -104,7 +104,7 @@ def programs(args: Args, env: Env, num_devices: int):
     """`init` and `update` over devices, compiled as a run compiles them, without the run around them."""
     init, devices = init_over(args, env, num_devices), jax.devices()[:num_devices]
     update = in_one_order(functions_of(args, env).update, devices, AXIS)
-    update = jax.pmap(update, in_axes=(0, None), out_axes=(0, None, None), axis_name=AXIS, devices=devices)
+    update = jax.pmap(update, in_axes=(0, None), out_axes=(0, None), axis_name=AXIS, devices=devices)
     update = update.lower(jax.eval_shape(init), np.int32(0)).compile(common.device.programs._options(1))
     return init, update
 
@@ -112,8 +112,8 @@ def programs(args: Args, env: Env, num_devices: int):
 def run_updates(args: Args, env: Env, num_devices: int, updates: int) -> tuple[TrainState, dict[str, np.ndarray]]:
     """State on the devices and metrics of the last call after `updates` updates from scratch."""
     init, update = programs(args, env, num_devices)
-    state, metrics, _ = update(init(), np.int32(updates))
-    return state, jax.device_get(metrics)
+    state, outcome = update(init(), np.int32(updates))
+    return state, outcome.fetch(updates).metrics
 
 
 COLLECTIVES = {"all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter"}

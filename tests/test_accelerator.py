@@ -1,12 +1,15 @@
-"""Training speed: of two checkouts in turns, over environments, and how kernels are counted."""
+"""Training speed: of two checkouts in turns, over environments, on a card, and how kernels are counted."""
 
+import gzip
 import json
 
 import jax
 import pytest
 
-from benchmarks import accelerator, kernels, report, speed
+from benchmarks import accelerator, card, kernels, report, speed
+from benchmarks.trace import newest_trace, summary_of
 from common.cli.command import parse
+from common.cli.errors import TrainingError
 
 
 @pytest.fixture
@@ -134,3 +137,110 @@ ENTRY %main (a: f32[128,64], b: f32[64,32], i: s32[]) -> f32[128,32] {
     row, product = kernels.kernels_of(kernels.computations(program))
     assert (row.kind, row.bytes, product.flops) == ("fusion", 2 * 256 + 4, 2 * 128 * 64 * 32)
     assert product.bytes == 4 * (128 * 64 + 64 * 32 + 128 * 32)
+
+
+# ------------------------------------------------------------------------------------------------ a card in one script
+
+
+def metadata(kind: str, name: str, **where: int) -> dict:
+    return {"ph": "M", "name": kind, "args": {"name": name}} | where
+
+
+def span(name: str, begin: float, length: float, pid: int = 1, tid: int = 7, **more: str) -> dict:
+    return {"ph": "X", "name": name, "ts": begin, "dur": length, "pid": pid, "tid": tid, "args": more}
+
+
+def test_a_trace_says_what_kernels_take_and_how_long_the_device_is_idle(tmp_path):
+    """Two updates of 50 microseconds, in which kernels run for 30; on the host three launches, one of a graph."""
+    events = [
+        metadata("process_name", "/device:GPU:0", pid=1),
+        metadata("thread_name", "Stream #13(Compute)", pid=1, tid=7),
+        metadata("thread_name", "XLA Ops", pid=1, tid=8),
+        metadata("process_name", "/host:CPU", pid=2),
+        *(span("gemm", begin, 20) for begin in (0, 60)),
+        *(span("fusion", begin, 10) for begin in (15, 90)),  # the first one begins while another one runs
+        span("gemm", 0, 1000, tid=8),
+        *(span(name, 0, 1, pid=2) for name in ("cuLaunchKernelEx", "cuLaunchKernel", "cuGraphLaunch", "other")),
+    ]
+    (tmp_path / "deep").mkdir()
+    with gzip.open(tmp_path / "deep" / "host.trace.json.gz", "wt") as file:
+        json.dump({"traceEvents": events}, file)
+    found = summary_of(newest_trace(tmp_path), updates=2)
+    assert (found["kernels_per_update"], found["microseconds_per_update"]) == (2, 50)
+    assert found["idle_share"] == pytest.approx(1 - 55 / 100)
+    assert (found["launches_per_update"], found["graphs_per_update"]) == (1, 0.5)
+    gemm, fusion = found["most_expensive"]
+    assert (gemm["name"], gemm["times_per_update"], gemm["microseconds_each"]) == ("gemm", 1, 20)
+    assert fusion["share"] == pytest.approx(1 / 3, abs=1e-4)
+
+
+def test_a_trace_without_kernels_is_refused(tmp_path):
+    with pytest.raises(TrainingError, match="no trace"):
+        newest_trace(tmp_path)
+    with pytest.raises(TrainingError, match="no kernels"):
+        summary_of([span("python", 0, 5)], updates=1)
+
+
+class PretendedWorker:
+    """A process of the card, whose speed depends on XLA's options; some of those XLA does not know."""
+
+    def __init__(self, job, options="", cache="", python=""):
+        self.job, self.options, self.about = job, options, {"compile_seconds": 3.0}
+
+    def built(self, timeout=0.0):
+        if "scheduling_mode" in self.options:
+            raise TrainingError("Unknown flag in XLA_FLAGS (exit code 1)")
+        return self
+
+    def ask(self, **request):
+        graphs = "min_graph_size=1" in self.options
+        unrolled = "unroll_loops" in self.options
+        return {"steps_per_second": 100.0 * (1 + 0.1 * graphs) * (1 + 0.5 * unrolled)}
+
+    def close(self):
+        pass
+
+
+def lines_of(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_options_that_help_are_measured_together(monkeypatch, tmp_path):
+    monkeypatch.setattr(card, "Worker", PretendedWorker)
+    monkeypatch.setattr(card, "machine_class", lambda: "toy-1")
+    path = tmp_path / "card.jsonl"
+    one = card.Card(card.Args(parts=("options",), rounds=1), path)
+    one.run()
+    lines = lines_of(path)
+    ratios = {line["name"]: line["times_the_first"] for line in lines if "name" in line}
+    assert (ratios["defaults"], ratios["small graphs"], ratios["unrolled loops"]) == (1.0, 1.1, 1.5)
+    assert ratios["best"] == 1.65 and one.best_options.count("--xla") == 3
+    assert any(line.get("program") == "concurrent graphs" and "Unknown flag" in line["failed"] for line in lines)
+
+
+def test_a_part_without_time_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(card, "Worker", PretendedWorker)
+    monkeypatch.setattr(card, "machine_class", lambda: "toy-1")
+    path = tmp_path / "card.jsonl"
+    card.Card(card.Args(parts=("calls", "others"), minutes=1e-9), path).run()
+    assert [line["left out"] for line in lines_of(path)[1:]] == [["ppo"], ["sac", "dqn", "ppo-gru"]]
+
+
+@pytest.mark.slow
+def test_the_script_for_a_card_runs_in_small_on_a_cpu(tmp_path):
+    path = tmp_path / "card.jsonl"
+    parts = ("calls", "profile", "resume")
+    sizes = {"num_envs": (4,), "num_steps": 8, "seconds": 0.05, "rounds": 1, "minutes": 20.0}
+    card.measure(card.Args(parts=parts, out=str(path), **sizes))
+    lines = lines_of(path)
+    assert not [line for line in lines if "failed" in line]
+    assert [line["updates_per_call"] for line in lines if line["part"] == "calls"] == [1, 10, 100]
+    (profile, of_sac) = (line for line in lines if line["part"] == "profile")
+    assert profile["kernels_per_update"] > 100 and len(of_sac["most_expensive"]) > 5
+    assert [line["is_exact"] for line in lines if line["part"] == "resume"] == [True]
+
+
+@pytest.mark.slow
+def test_the_cost_of_a_row_is_measured():
+    found = speed.cost_of_rows(speed.Args(rows=True, rounds=1, envs=("CartPole-v1",)), [], count=200)
+    assert found["rows"] == 200 and found["processor_ms"] < 50

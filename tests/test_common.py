@@ -1,6 +1,7 @@
 """The shared modules: episode statistics, repeated updates, checkpoints, devices, evaluation."""
 
 import errno
+import functools
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -137,8 +138,14 @@ def counting_update(state):
 
 def test_repeat_puts_metrics_together_and_finds_the_first_broken_update_of_each_seed():
     states = jnp.array([0, 10, 2])
-    repeated = jax.jit(lambda states, n: jax.vmap(lambda state: repeat_updates(counting_update, state, n))(states))
-    state, metrics, broken = repeated(states, jnp.int32(6))
+
+    @jax.jit
+    def repeated(states, count):
+        states, columns = jax.vmap(lambda state: repeat_updates(counting_update, state, count))(states)
+        return states, columns.packed()
+
+    state, packed = repeated(states, jnp.int32(6))
+    metrics, broken, counts, _ = packed.fetch(6)
     np.testing.assert_array_equal(state, states + 6)
     np.testing.assert_allclose(metrics["value"], [2.5, 12.5, 4.5])
     np.testing.assert_allclose(metrics["episode/return"], [2.5, 12.5, 4.5])
@@ -147,12 +154,35 @@ def test_repeat_puts_metrics_together_and_finds_the_first_broken_update_of_each_
     wanted |= dict.fromkeys(("value_last", "odd_last"), wanted["value_min"])
     assert {name: metrics[name].tolist() for name in wanted} == wanted
     assert np.isnan([metrics["never"], metrics["never_max"]]).all()
+    assert [counts[name].tolist() for name in ("value", "odd", "never")] == [[6] * 3, [3] * 3, [0] * 3]
     broken = {name: broken[name].tolist() for name in ("value", "late", "early")}
     assert broken == {"value": [-1, -1, -1], "late": [3, 0, 1], "early": [1, -1, -1]}
-    state, metrics, broken = repeated(states, jnp.int32(0))
+    state, packed = repeated(states, jnp.int32(0))
     np.testing.assert_array_equal(state, states)
-    assert np.isnan(metrics["value"]).all()
-    assert all(index.tolist() == [-1] * 3 for index in jax.tree.leaves(broken))
+    assert np.isnan(packed.fetch(0).metrics["value"]).all()
+    assert packed.fetch(0).broken == {}
+
+
+def test_several_calls_of_a_row_are_put_together_as_one_call_would_do_it():
+    """Also where a metric has no report in one of them, or in none, and by the index of the first broken update."""
+    states = jnp.array([0, 10, 2])
+
+    @jax.jit
+    def repeated(states, count):
+        states, columns = jax.vmap(lambda state: repeat_updates(counting_update, state, count))(states)
+        return states, columns.with_metrics({"newest": states}).packed()
+
+    _, packed = repeated(states, jnp.int32(7))
+    whole = packed.fetch(7)
+    for sizes in ((1, 6), (3, 4), (2, 1, 4)):
+        after, parts = states, []
+        for size in sizes:
+            after, packed = repeated(after, jnp.int32(size))
+            parts.append(packed.fetch(size))
+        together = functools.reduce(lambda older, newer: older.followed_by(newer), parts)
+        assert together.updates == whole.updates and together.metrics.keys() == whole.metrics.keys()
+        for wanted, found in zip(whole[:3], together[:3], strict=True):
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), wanted, found)
 
 
 def test_metrics_are_those_of_the_samples_of_all_devices_and_of_all_steps_that_count():

@@ -54,7 +54,9 @@ from common.cli.run_flags import RunArgs
 from common.device.sharding import AXIS, MEMBERS
 from common.envs.registry import make
 from common.envs.variation import run_env
+from common.runs import intervals
 from common.runs.checkpoints import read
+from common.runs.intervals import Intervals, describe_intervals, intervals_of
 
 
 class Recorder:
@@ -472,6 +474,78 @@ def test_help_texts_that_tyro_prints_are_one_line(args_class):
     """It keeps the ends of lines."""
     for part in args_class.__mro__[:-1]:
         assert not re.search(r'^    """.*[^"\n]$', inspect.getsource(part), re.MULTILINE)
+
+
+# ------------------------------------------------------------------------- rows, evaluations and checkpoints in a run
+
+SIZES = {"num_envs": 1024, "num_steps": 128}  # of an update of 131,072 steps
+
+
+@pytest.mark.parametrize(
+    ("flags", "on_accelerator", "log", "rare"),
+    [
+        pytest.param({}, False, 10_000, 100_000, id="a short run"),
+        pytest.param({"total_timesteps": 5_000_000}, False, 10_000, 100_000, id="of 500 rows"),
+        pytest.param({"total_timesteps": 10**9}, False, 2 * 10**6, 10**7, id="a long run"),
+        pytest.param({}, True, 10_000, 100_000, id="of small updates on an accelerator"),
+        pytest.param(SIZES, True, 2**20, 2**20, id="of large updates on an accelerator"),
+        pytest.param(SIZES, False, 10_000, 100_000, id="of large updates on a CPU"),
+        pytest.param({"log_interval": 3, "total_timesteps": 10**9}, True, 3, 10**7, id="with rows as told"),
+    ],
+)
+def test_intervals_follow_from_the_length_of_a_run(flags, on_accelerator, log, rare):
+    """A long run has 500 rows and 100 evaluations; an accelerator makes eight updates or more without the host."""
+    size = {"num_envs": 8, "num_steps": 125, "num_minibatches": 1}  # of an update of 1,000 steps
+    chosen = intervals_of(ppo.Args(**size | flags), on_accelerator)
+    assert chosen == Intervals(log=log, eval=rare, checkpoint=rare)
+    assert flags.get("log_interval") or rare % log == 0, "else an evaluation is a row more"
+
+
+@pytest.mark.parametrize(
+    "args_class", [sac.Args.at(), dqn.Args.at(), sac.Args.at(HOST)], ids=["sac", "dqn", "sac host"]
+)
+def test_intervals_of_algorithms_with_a_replay_buffer_are_shorter(args_class):
+    assert intervals_of(args_class(), on_accelerator=False) == Intervals(log=1_000, eval=5_000, checkpoint=5_000)
+    longer = args_class(total_timesteps=2 * 10**6)
+    assert intervals_of(longer, on_accelerator=False) == Intervals(log=4_000, eval=20_000, checkpoint=20_000)
+
+
+@pytest.mark.parametrize("args_class", [ppo_rnn.Args.at(), pqn.Args.at(), ppo.Args.at(HOST), appo.Args])
+def test_intervals_are_alike_wherever_environments_step(args_class):
+    at_least = intervals_of(args_class(), on_accelerator=False)
+    assert at_least == Intervals(log=10_000, eval=100_000, checkpoint=100_000)
+    several = intervals_of(args_class(total_timesteps=10**8), on_accelerator=False)
+    assert 190_000 < several.log < 210_000 and several.eval == several.checkpoint == 5 * several.log
+
+
+def test_intervals_that_flags_name_hold():
+    args = ppo.Args(total_timesteps=10**9, log_interval=7, eval_interval=0, checkpoint_interval=11)
+    assert intervals_of(args, on_accelerator=True) == Intervals(log=7, eval=0, checkpoint=11)
+    assert describe_intervals(intervals_of(args, on_accelerator=True)).split("; ")[1] == "evaluation at the end"
+
+
+def test_intervals_of_a_run_that_goes_on_follow_from_its_length(tmp_path, monkeypatch, capsys):
+    """Wherever it was stopped they stay, and a longer run has longer ones."""
+    monkeypatch.setattr(RunArgs, "least_log_interval", UPDATE)
+    monkeypatch.setattr(RunArgs, "least_eval_interval", UPDATE)
+    monkeypatch.setattr(intervals, "MOST_ROWS", 4)
+    monkeypatch.setattr(intervals, "MOST_EVALUATIONS", 2)
+    flags = dict.fromkeys(("log_interval", "eval_interval", "checkpoint_interval"))
+    flags |= {"total_timesteps": 8 * UPDATE, "lr_schedule": "constant", "keep_checkpoints": 0, "quiet": False}
+    whole = start(tmp_path / "whole", **flags)
+    told = f"row every {2 * UPDATE} steps; evaluation and checkpoint every {4 * UPDATE} steps"
+    assert told in capsys.readouterr().out
+
+    part = tmp_path / "part"
+    start(part, **flags, stop_after=3 * UPDATE)
+    assert resume(part).state_sha256 == whole.state_sha256
+    assert [row["env_steps"] // UPDATE for row in read_rows(tmp_path / "whole")] == [2, 4, 6, 8]
+    assert [row["env_steps"] // UPDATE for row in read_rows(part)] == [2, 3, 4, 6, 8]
+    assert checkpoint_steps(part) == [3 * UPDATE, 4 * UPDATE, 8 * UPDATE]
+
+    resume(part, total_timesteps=16 * UPDATE)
+    assert [row["env_steps"] // UPDATE for row in read_rows(part)] == [2, 3, 4, 6, 8, 12, 16]
+    assert checkpoint_steps(part)[-2:] == [8 * UPDATE, 16 * UPDATE]
 
 
 # -------------------------------------------------------------------------------------------- how runs end and go on

@@ -74,7 +74,8 @@ def after(updates: int, case: str, num_devices: int, seed: int, num_seeds: int =
     """State on the devices and metrics; all seeds are given to one program."""
     init, update = programs_of(case, num_devices, num_seeds)
     members = CASES[case][0](num_seeds=num_seeds, seed=seed).members
-    return update(init.func(arrays_of(members, num_devices)), np.int32(updates))[:2]
+    state, outcome = update(init.func(arrays_of(members, num_devices)), np.int32(updates))
+    return state, outcome.fetch(updates).metrics
 
 
 @pytest.mark.parametrize("case", BY_CASE)

@@ -71,7 +71,7 @@ def test_links_lead_somewhere():
 
 def test_the_pages_stay_short():
     words = {page: len(re.findall(r"\S*\w\S*", page.read_text())) for page in PAGES}  # bars of tables are none
-    assert words.pop(README) <= 900 and sum(words.values()) <= 17_200
+    assert words.pop(README) <= 900 and sum(words.values()) <= 17_500
 
 
 @pytest.mark.slow

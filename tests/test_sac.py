@@ -130,7 +130,8 @@ def test_gradient_updates_are_those_of_the_paper(kind, updates, more):
     optimizers, terminated = [[optax.adam(schedule), None] for schedule in schedules], 0
     for step in range(updates):
         root = state.run.key[0, 0]
-        state, metrics, _ = update(state, np.int32(1))
+        state, outcome = update(state, np.int32(1))
+        metrics = outcome.fetch(1).metrics
         learn_key = jax.random.split(jax.random.fold_in(root, step))[1]
         group_key = jax.random.fold_in(jax.random.fold_in(learn_key, 0), 0)
         noises = [np.float64(jax.random.normal(key, (6, 1))) for key in jax.random.split(group_key, 3)[1:]]
@@ -218,7 +219,7 @@ def test_actions_are_random_until_learning_starts():
 def test_a_broken_number_is_noticed_before_it_is_learned_from():
     """The reward is NaN in the warm-up, when nothing is learned yet: the state must not be saved."""
     init, update = programs(small_sac_args(learning_starts=16 * 100), make_env("Poison"), 1)
-    _, _, broken = update(init(), np.int32(50))
+    broken = update(init(), np.int32(50))[1].fetch(50).broken
     assert [broken[f"env/{name}"].tolist() for name in ("reward", "obs_magnitude")] == [[40], [-1]]
 
 
@@ -255,10 +256,12 @@ def test_after_a_refill_the_policy_acts_not_chance():
     host = to_host(state)
     emptied = host.replace(actors=host.actors.replace(replay=jax.tree.map(np.zeros_like, host.actors.replay)))
     shapes = jax.eval_shape(lambda x: x, state)
-    refilled, metrics, _ = update(to_devices(emptied, shapes, jax.devices()[:1]), np.int32(2))
+    refilled, outcome = update(to_devices(emptied, shapes, jax.devices()[:1]), np.int32(2))
     continued, *_ = update(state, np.int32(2))
     np.testing.assert_array_equal(actions_of(refilled)[:, 0], actions_of(continued)[:, 10])
-    assert metrics["gradient_updates"] == args.updates_due(160), "it learned from a buffer that is not refilled"
+    assert outcome.fetch(2).metrics["gradient_updates"] == args.updates_due(160), (
+        "it learned from a buffer that is not refilled"
+    )
 
 
 def test_discounted_returns_begin_with_each_episode_and_make_the_unit_of_rewards():

@@ -40,6 +40,7 @@ from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
 from common.device.agents import at_start
 from common.device.interface import RunState
+from common.device.outcome import Outcome
 from common.device.statistics import WINDOW, Report, Tally
 from common.envs.suite_tools import reason
 
@@ -289,10 +290,11 @@ class UpdateMetrics:
         self._newest = tally, gauges, leaving
         self.updates += 1
 
-    def read(self, more: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """What the metrics of the updates come to, with `more` behind them, and what was not finite."""
+    def read(self, more: dict[str, Any]) -> Outcome:
+        """What the metrics of the updates come to, with `more` behind them."""
         self._read_newest()
-        return self._tally.metrics() | self._gauges | more, self.broken
+        metrics = self._tally.metrics() | self._gauges | more
+        return Outcome(metrics=metrics, broken=self.broken, counts={}, updates=self.updates)
 
     def _read_newest(self) -> None:
         if self._newest is None:

@@ -16,7 +16,6 @@ from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
 from common.device.agents import Player
 from common.device.evaluation import SEED, Episodes
-from common.device.sharding import to_host
 from common.envs.environment import LONGEST_HORIZON
 from common.envs.host import HostEnvs, evaluation_params
 from common.envs.suite_tools import reason
@@ -45,10 +44,9 @@ class HostEvaluation:
         self._starts: dict[int, Any] = {}  # the first observations of environments that were made, by their seed
 
     def begin(self, step: int, state: Any) -> None:
-        """Start to evaluate a copy of `state` once those begun before are over."""
-        learner = jax.tree.map(lambda x: x[0], to_host(state.replace(actors=())).learner)
+        """Start to evaluate the learner of `state`, which is on the host, once those begun before are over."""
         if multihost.is_first():
-            self._due.append((step, learner))
+            self._due.append((step, jax.tree.map(lambda x: x[0], state.learner)))
             if len(self._due) == 1:
                 self._start_oldest()
 

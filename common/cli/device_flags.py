@@ -11,7 +11,6 @@ from common.cli.checks import (
     CountOrZero,
     Ratio,
     Steps,
-    StepsOrZero,
     check_atoms,
     check_multiple,
     divisors_near,
@@ -139,9 +138,8 @@ class GameArgs(DeviceRolloutArgs):
 class ReplayArgs:
     """Flags of the buffer, to go before a class that says where the environments step."""
 
-    log_interval: Steps = 1_000
-    eval_interval: StepsOrZero = 5_000
-    checkpoint_interval: StepsOrZero = 5_000
+    least_log_interval: ClassVar[int] = 1_000
+    least_eval_interval: ClassVar[int] = 5_000
 
     # evaluation and checkpoints
     save_buffer: bool = True

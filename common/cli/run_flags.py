@@ -159,6 +159,9 @@ class ArgsFactory:
 class RunArgs(ArgsFactory):
     """Flags of every algorithm. Sizes and intervals count environment steps over all devices together."""
 
+    # Intervals where no flag names one, in a run that is not long: see common/runs/intervals.py
+    least_log_interval: ClassVar[int] = 10_000
+    least_eval_interval: ClassVar[int] = 100_000  # and that of checkpoints
     processes: ClassVar[int] = 1  # of the run, each with the same command, as far as is known: see `among`
     coordinator, process_id = "", -1  # where they meet, and which one this is, if --distributed says it
     sharding = "pmap"  # a flag of environments on the devices
@@ -203,12 +206,13 @@ class RunArgs(ArgsFactory):
     """Measure the speed only: no run directory, evaluation or checkpoint, and one line of JSON at the end."""
 
     # evaluation and checkpoints
-    eval_interval: StepsOrZero = 100_000
-    """Environment steps between greedy evaluations; 0: at the end only."""
+    eval_interval: StepsOrZero | None = None
+    """Environment steps between greedy evaluations; 0: at the end only; None: 100,000 (5,000 with a replay buffer), in
+    long runs a hundredth of the run."""
     eval_episodes: Count = 128
     """Episodes per evaluation."""
-    checkpoint_interval: StepsOrZero = 100_000
-    """Environment steps between checkpoints; 0: at the end only."""
+    checkpoint_interval: StepsOrZero | None = None
+    """Environment steps between checkpoints; 0: at the end only; None: chosen as for evaluations."""
     keep_checkpoints: CountOrZero = 5
     """Newest checkpoints to keep; 0: all."""
     keep_best: bool = False
@@ -218,8 +222,9 @@ class RunArgs(ArgsFactory):
     """Draw an episode with the final policy: policy.gif in the run directory."""
 
     # logging
-    log_interval: Steps = 10_000
-    """Environment steps between rows of the log."""
+    log_interval: Steps | None = None
+    """Environment steps between rows of the log; None: 10,000 (1,000 with a replay buffer), in long runs a 500th of
+    the run, and on an accelerator at least eight updates."""
     log_info: tuple[str, ...] = ()
     """Log these entries of the environment's info: ENTRY as a mean, or ENTRY_sum, ENTRY_max,
     ENTRY_min, ENTRY_last."""
@@ -318,7 +323,7 @@ class RunArgs(ArgsFactory):
             raise UsageError(f"--benchmark keeps and evaluates nothing: leave out {', '.join(keeping)}")
         if self.log_each and not (self.tensorboard or self.wandb):
             raise UsageError("--log-each needs --tensorboard or --wandb: metrics.jsonl has every seed anyway")
-        if self.stop_at_return is not None and not self.eval_interval:
+        if self.stop_at_return is not None and self.eval_interval == 0:
             raise UsageError("--stop-at-return needs evaluations on the way, and with --eval-interval 0 there are none")
         if self.resume and self.run_dir != self.resume:
             raise UsageError(f"--resume {self.resume} goes on where it is; in Python: Args.from_run({self.resume!r})")

@@ -21,9 +21,10 @@ from common.device.evaluation import Episodes, run_episodes
 from common.device.interface import OffPolicy, OnPolicy
 from common.device.loops import repeat
 from common.device.optim import all_finite
+from common.device.outcome import Columns
 from common.device.population import evolve
 from common.device.sharding import AXIS, GROUPS, TrainState, over_seeds, sharding_of_members
-from common.device.statistics import Tally, recent_metrics
+from common.device.statistics import Layout, Tally, recent_metrics
 from common.envs.environment import Env
 
 
@@ -31,7 +32,7 @@ class Programs(NamedTuple):
     """What a run calls. States are of S agents, [S, ...], and under `pmap` of D devices, [D, S, ...]."""
 
     init: Callable  # seeds [S], or Members [S] -> TrainState
-    update: Callable  # TrainState, number of updates -> TrainState, metrics, first non-finite update of each metric
+    update: Callable  # TrainState, number of updates -> TrainState, PackedOutcome
     evaluate: Callable  # TrainState, seed of the episodes -> greedy Episodes [S, E], each device its share
 
 
@@ -40,16 +41,16 @@ def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
     driver = (off_policy if isinstance(algorithm, OffPolicy) else on_policy)(algorithm, args, env)
 
     def update_one(state: TrainState, num_updates: jax.Array):
-        state, metrics, broken = repeat_updates(driver.update, state, num_updates)
-        return state, metrics | recent_metrics(state.run.recent) | driver.gauges(state), broken
+        state, columns = repeat_updates(driver.update, state, num_updates)
+        return state, columns.with_metrics(recent_metrics(state.run.recent) | driver.gauges(state))
 
     def update(state: TrainState, num_updates: jax.Array):
         before = state.run.updates[0]
-        state, metrics, broken = over_seeds(lambda state: update_one(state, num_updates), state)
+        state, columns = over_seeds(lambda state: update_one(state, num_updates), state)
         if args.pbt:
             state, more = evolve(args, before, state, algorithm.limits)
-            metrics |= more
-        return state, metrics, broken
+            columns = columns.with_metrics(more)
+        return state, columns.packed()
 
     def evaluate_one(learner: Any, seed: jax.Array) -> Episodes:
         share = math.ceil(args.eval_episodes / jax.lax.axis_size(AXIS))
@@ -72,16 +73,15 @@ def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
 
 def repeat_updates(
     update: Callable[[Any], tuple[Any, Tally, Tally]], state: Any, num_updates: jax.Array
-) -> tuple[Any, dict[str, jax.Array], dict[str, jax.Array]]:
-    """`num_updates` [] times the `update` of a `Driver`.
+) -> tuple[Any, Columns]:
+    """`num_updates` [] times the `update` of a `Driver`: the state, and what an `Outcome` says of one agent."""
 
-    Returns the state, the metrics of all updates together, and for each of `update`'s metrics the index of the first
-    update in which it was not finite (or -1).
-    """
+    layouts: list[Layout] = [{}, {}]
 
     def one(index, state):
-        state, tally, episodes = update(state)
-        broken = {name: jnp.where(jnp.isfinite(x), 0, index + 1) for name, x in tally.value.items()}
+        state, *tallies = update(state)
+        (tally, layouts[0]), (episodes, layouts[1]) = (x.stacked() for x in tallies)
+        broken = {key: jnp.where(jnp.isfinite(x), 0, index + 1) for key, x in tally.value.items()}
         return state, (tally, broken, episodes)
 
     def add(total, new):
@@ -90,8 +90,10 @@ def repeat_updates(
         return tally + new[0], broken, episodes + new[2]
 
     state, (tally, broken, episodes) = repeat(one, state, num_updates, add)
-    metrics = tally.metrics() | episodes.metrics() | {"episode/count": episodes.count["episode/return"]}
-    return state, metrics, {name: first - 1 for name, first in broken.items()}
+    columns = Columns.of("broken", {key: first - 1 for key, first in broken.items()}, layouts[0])
+    for total, layout in zip((tally, episodes), layouts, strict=True):
+        columns += Columns.of("metrics", total.metrics(), layout) + Columns.of("counts", total.count, layout)
+    return state, columns
 
 
 def over_devices(programs: Programs, devices: list[jax.Device], sharding: str = "pmap") -> Programs:
@@ -106,7 +108,7 @@ def over_devices(programs: Programs, devices: list[jax.Device], sharding: str = 
     pmap = partial(jax.pmap, axis_name=AXIS, devices=devices)
     return Programs(
         init=pmap(programs.init),
-        update=pmap(programs.update, in_axes=(0, None), out_axes=(0, None, None), donate_argnums=0),
+        update=pmap(programs.update, in_axes=(0, None), out_axes=(0, None), donate_argnums=0),
         evaluate=pmap(programs.evaluate, in_axes=(0, None)),
     )
 
@@ -123,12 +125,12 @@ def _over_members(programs: Programs, devices: list[jax.Device]) -> Programs:
         return jax.jit(program, in_shardings=(where, *[None] * len(numbers)), **more)
 
     def update(state: TrainState, num_updates: jax.Array):
-        state, *reports = programs.update(without_axis(state), num_updates)
-        return with_axis(state), *reports
+        state, outcome = programs.update(without_axis(state), num_updates)
+        return with_axis(state), outcome
 
     return Programs(
         init=split(lambda members: with_axis(programs.init(without_axis(members)))),
-        update=split(update, jax.P(), out_specs=(share, jax.P(GROUPS), jax.P(GROUPS)), donate_argnums=0),
+        update=split(update, jax.P(), out_specs=(share, jax.P(GROUPS)), donate_argnums=0),
         evaluate=split(lambda state, seed: with_axis(programs.evaluate(without_axis(state), seed)), jax.P()),
     )
 

@@ -8,6 +8,7 @@ axis has length 1, and all arrays are split along S.
 On the host there is no such axis, and a process has its own environments only: no process ever has those of all.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -83,6 +84,39 @@ def to_host(state: TrainState, unwanted: tuple[str, ...] = ()) -> TrainState:
     their data. Arrays of `actors` whose names begin as one of `unwanted` (such as `actors/replay/`) stay on the
     devices, and are zeros here.
     """
+    return _merged(*jax.device_get(_parts_of(state, unwanted)))
+
+
+def copied(state: TrainState, unwanted: tuple[str, ...] = ()) -> Callable[[], TrainState] | None:
+    """Begin to copy a state on its devices, of which the next update takes the memory.
+
+    Returns:
+        What waits for the copy and gives it as `to_host` does, in any thread; None where devices have little room.
+    """
+    arrays, structure = jax.tree.flatten(_parts_of(state, unwanted))
+    on_devices = [index for index, x in enumerate(arrays) if isinstance(x, jax.Array)]
+    if not _have_room([arrays[index] for index in on_devices]):
+        return None
+    copies = jax.device_put([arrays[index] for index in on_devices], may_alias=False)
+    for index, copy in zip(on_devices, copies, strict=True):
+        arrays[index] = copy
+    return lambda: _merged(*jax.device_get(jax.tree.unflatten(structure, arrays)))
+
+
+MOST_OF_ROOM = 0.5  # of the free memory of a device, that a copy may take
+
+
+def _have_room(arrays: list[jax.Array]) -> bool:
+    """Tell if the devices that have these arrays can well take them once more."""
+    device = min(jax.local_devices(), key=lambda device: device.id)
+    stats = device.memory_stats() or {}
+    free = stats.get("bytes_limit", math.inf) - stats.get("bytes_in_use", 0)
+    there = [x.nbytes / len(x.sharding.device_set) for x in arrays if device in x.sharding.device_set]
+    return sum(there) <= MOST_OF_ROOM * free
+
+
+def _parts_of(state: TrainState, unwanted: tuple[str, ...]) -> tuple[tuple[Any, Any], Any]:
+    """What the host needs of a state: `learner` and `run` of one device, and of `actors` the part of each device."""
     state = key_data(state)
     same = jax.tree.map(lambda x: x.addressable_data(0) if len(x) > 1 else x, (state.learner, state.run))
 
@@ -92,11 +126,16 @@ def to_host(state: TrainState, unwanted: tuple[str, ...] = ()) -> TrainState:
         parts = [x] if x.is_fully_addressable else [shard.data for shard in shards]
         return [np.zeros(part.shape, part.dtype) for part in parts] if name.startswith(unwanted) else parts
 
+    return same, jax.tree_util.tree_map_with_path(own_parts, state.actors)
+
+
+def _merged(same: tuple[Any, Any], actors: Any) -> TrainState:
+    """Put the parts together once they are on the host."""
+
     def merged(parts):
         x = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return np.moveaxis(x, 0, 1).reshape(_merged_shape(x.shape))
 
-    same, actors = jax.device_get((same, jax.tree_util.tree_map_with_path(own_parts, state.actors)))
     learner, run = jax.tree.map(lambda x: x[0], same)
     return TrainState(learner, jax.tree.map(merged, actors, is_leaf=lambda x: isinstance(x, list)), run)
 

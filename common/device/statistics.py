@@ -67,6 +67,10 @@ def over_steps(metrics: Metrics, counts: jax.Array | None = None) -> Metrics:
     return {name: KINDS[kind_of(name)].over_steps(x, where=counts) for name, x in metrics.items()}
 
 
+Layout = dict[str, list[str]]
+"""Names of the metrics in each vector of a stacked `Tally`, whose name says their kind."""
+
+
 class Report(NamedTuple):
     """A metric that not every update reports."""
 
@@ -104,6 +108,15 @@ class Tally(struct.PyTreeNode):
             return jnp.where(jnp.any(count > 0), last if kind == "last" else tallied(steps), 0.0)
 
         return Tally({name: of_metric(name, x) for name, x in counts.items()}, jax.tree.map(jnp.sum, counts))
+
+    def stacked(self) -> tuple["Tally", "Layout"]:
+        """Put metrics [] of one kind into one vector, so that adding them up is one operation; also which ones."""
+        names: Layout = {}
+        for name, x in self.value.items():
+            names.setdefault(f"{x.dtype}_{self.count[name].dtype}_{kind_of(name)}", []).append(name)
+        value = {key: jnp.stack([self.value[name] for name in group]) for key, group in names.items()}
+        count = {key: jnp.stack([self.count[name] for name in group]) for key, group in names.items()}
+        return Tally(value, count), names
 
     def __add__(self, newer: "Tally") -> "Tally":
         value = {name: self._with(newer, name) for name in self.value}

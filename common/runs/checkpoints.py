@@ -16,7 +16,9 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +122,7 @@ class Checkpoints:
         self.directory = directory
         self._keep, self._keep_best, self._is_population = keep, keep_best, is_population
         self.under_evaluation: Iterable[int] = ()  # steps whose evaluation is under way, one of which may be the best
-        self._saving: tuple[int, Any] | None = None  # the step whose save is under way, and orbax's handle of it
+        self._saving: tuple[int, Any] | None = None  # the step whose save is under way, and a handle with its `result`
 
     def steps(self) -> list[int]:
         """The steps that have a folder, oldest first; also damaged ones that no resume has set aside."""
@@ -179,31 +181,42 @@ class Checkpoints:
         others = ", ".join(str(step) for step in self.steps() if step not in tried) or "none"
         raise UsageError("; ".join([*map(str, damaged), f"checkpoints in {self.directory} that may load: {others}"]))
 
-    def save(self, step: int, arrays: Arrays, returns: list[float] | None) -> None:
-        """Start saving, with the evaluation of each seed if there is one; waits for the previous save.
+    def save(self, step: int, arrays: Arrays | Callable[[], Arrays], returns: list[float] | None) -> None:
+        """Start saving `arrays`, or what that gives, with the evaluation of each seed if there is one.
 
-        All processes do: each writes its own rows, and the first what all have too.
+        Waits for the previous save; all the rest happens in the background, where this process is alone. Of several all
+        save: each writes its own rows, and the first what all have too.
         """
         if self.directory is None:
             return
+        self.wait()
+        write = partial(self._write, step, arrays, returns)
+        if multihost.count() > 1:
+            try:
+                self._saving = step, write()
+            except Exception as error:
+                raise self._failure(step, error) from error
+            return
+        background = ThreadPoolExecutor(1)
+        self._saving = step, background.submit(lambda: write().result())
+        background.shutdown(wait=False)
+
+    def _write(self, step: int, arrays: Arrays | Callable[[], Arrays], returns: list[float] | None) -> Any:
+        """Start to write to the disk; returns orbax's handle of that."""
         from orbax.checkpoint import v1 as ocp
 
+        arrays = arrays() if callable(arrays) else arrays
         stored = {name: array for name, array in arrays.items() if array.size}  # orbax refuses empty ones
         stored |= checksums(stored)
         if multihost.count() > 1:
             rows = {name: x for name, x in stored.items() if part_of(name) == ROWS}
             stored |= {name: jax.make_array_from_process_local_data(_over_processes(), x) for name, x in rows.items()}
-        self.wait()
         _hide_noise()
         # Where a folder could not be made in the background, threads would wait for it until a timeout of minutes.
         at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
         evaluation, path = {"returns": returns} if returns else None, self.path(step).absolute()
-        try:
-            with ocp.Context(async_options=at_once):
-                saving = ocp.save_async(path, stored, overwrite=True, custom_metadata=evaluation)
-        except Exception as error:
-            raise self._failure(step, error) from error
-        self._saving = step, saving
+        with ocp.Context(async_options=at_once):
+            return ocp.save_async(path, stored, overwrite=True, custom_metadata=evaluation)
 
     def check_files(self) -> None:
         """Raise UsageError where a checkpoint here, or what is left of one, has links in it or leads elsewhere."""

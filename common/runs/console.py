@@ -42,9 +42,13 @@ class Console:
         self._bar = None
 
     def say(self, text: str) -> None:
-        if not self.quiet and text:
-            with self._unread():
+        if self.quiet or not text:
+            return
+        with self._unread():
+            if self._rich.is_terminal:
                 self._rich.print(printable_lines(text), markup=False)
+            else:  # rich would take longer for a line than an update may take
+                print(printable_lines(text), flush=True)
 
     def warn(self, text: str) -> None:
         if self._speaks:

@@ -38,9 +38,22 @@ class Evaluations:
         run.saver.checkpoints.under_evaluation = self._pending
         self._has_waited = False
 
-    def begin(self, step: int, state: Any) -> None:
-        """Evaluate `state`, which the next update may overwrite, unless that is done or the run is to stop."""
-        if self._begun == step:
+    def is_due(self, step: int) -> bool:
+        """Tell if the state at this step, at which an evaluation is due, has not been evaluated yet."""
+        return self._begun != step
+
+    def dispatch(self, state: Any) -> Any:
+        """Begin to play on the devices, which need the state no longer than that: Episodes there, to be waited for."""
+        return self.evaluate(state, np.int32(SEED))
+
+    def begin(self, step: int, played: Any) -> None:
+        """Evaluate the state at this step, unless that is done or the run is to stop.
+
+        Args:
+            step: Environment steps.
+            played: What `dispatch` has returned, or for an evaluation beside the training the state on the host.
+        """
+        if not self.is_due(step):
             return
         run, self._begun = self._run, step
         moment = {"time/wall": run.clock.wall, "time/compile": run.clock.seconds["compile"]}
@@ -56,9 +69,9 @@ class Evaluations:
         self._pending[step] = moment
         with run.clock.timed("eval"):
             if self.beside:
-                self.beside.begin(step, state)
-            else:  # it is over at once, and belongs to this step's row and checkpoint
-                episodes = evaluate_on_devices(self.evaluate, state, run.args)
+                self.beside.begin(step, played)
+            else:  # it belongs to this step's row and checkpoint
+                episodes = episodes_of(played, run.args)
                 if were_stuck(episodes):
                     why = f"{run.env_name} {NO_LEGAL_ACTION}"
                     run.console.warn(f"the evaluation at step {step:,} does not count: {why}")
@@ -113,9 +126,9 @@ class Evaluations:
             time.sleep(POLL_INTERVAL)
 
 
-def evaluate_on_devices(evaluate: Callable, state: Any, args: Any) -> Episodes:
-    """Episodes [S, E] of `state` from a program `evaluate`, which gives them as [D, S, E / D, rounded up]."""
-    own = multihost.all_or_none(lambda: jax.block_until_ready(evaluate(state, np.int32(SEED))))
+def episodes_of(played: Any, args: Any) -> Episodes:
+    """Wait for Episodes [D, S, E / D, rounded up] of devices, and put them together on the host: [S, E]."""
+    own = multihost.all_or_none(lambda: jax.block_until_ready(played))
     episodes = multihost_utils.process_allgather(own, tiled=True)  # on the host, those of all devices
     # More than were asked for, where devices do not divide them
     return jax.tree.map(lambda x: np.concatenate(x, axis=1)[:, : args.eval_episodes], episodes)

@@ -136,12 +136,20 @@ def summarized(row: Row, is_population: bool, each: bool = False) -> dict[str, f
 
 def jsonable(value: Any) -> Any:
     """Arrays [S] as a number (one seed) or a list, with None for what is not finite, so that the line is valid JSON."""
-    values = np.ravel(np.asarray(value))
-    if values.dtype.kind in "iu":
-        clean = values.tolist()
-    else:
-        clean = [float(f"{x:.7g}") if math.isfinite(x) else None for x in values.astype(float)]
+    if type(value) is int:
+        return value
+    if type(value) is float:
+        return _rounded(value)
+    values = np.asarray(value)
+    if values.dtype.kind not in "iufb" or values.dtype.itemsize > 8:
+        values = values.astype(float)
+    clean = [x if type(x) is int else _rounded(x) for x in values.ravel().tolist()]
     return clean[0] if len(clean) == 1 else clean
+
+
+def _rounded(number: float) -> float | None:
+    """Seven digits, which is what float32 has; None for what is not finite."""
+    return float("%.7g" % number) if math.isfinite(number) else None  # noqa: UP031 (it is twice as fast)
 
 
 # ---------------------------------------------------------------------------------------------------------------- read

@@ -3,21 +3,15 @@
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from common.cli.errors import TrainingError
+from common.device.outcome import Outcome
 from common.envs.bytes import IN_BOUNDS
 from common.runs.metrics import Log, LogWriter, Row, is_number, jsonable, read_log
 
 Callback = Callable[[Row], Any]
 """Called with every row of metrics, once it is written; where it returns True, the run ends."""
-
-Report = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
-"""Metrics by name, and for some the index of the first update in which each seed's was not finite, or -1; [S] each."""
 
 
 class Clock:
@@ -67,20 +61,34 @@ class Clock:
             self.seconds[name] += time.perf_counter() - began
 
 
-@dataclass
 class Chunk:
-    """Updates that are dispatched, and more for their row."""
+    """Updates of one row, dispatched in one call or in several, and more for their row."""
 
-    first_step: int
-    last_step: int
-    read: Callable[[], Report]  # waits for the updates the first time
-    evaluation: Row = field(default_factory=dict)
+    def __init__(self, first_step: int):
+        self.first_step = self.last_step = first_step
+        self.is_whole = False  # whether the row is to be written as soon as its updates are done
+        self.evaluation: Row = {}
+        self._known: Outcome | None = None
+        self._newest: Callable[[], Outcome] | None = None  # which waits
 
-    @cached_property
+    def add(self, last_step: int, read: Callable[[], Outcome]) -> None:
+        """Take a call that is dispatched, up to a step; waits for the call before it."""
+        _ = self.outcome
+        self.last_step, self._newest = last_step, read
+
+    @property
+    def outcome(self) -> Outcome:
+        """Numbers of all its updates, once they are done."""
+        if self._newest:
+            newest, self._newest = self._newest(), None
+            self._known = self._known.followed_by(newest) if self._known else newest
+        return self._known
+
+    @property
     def broken(self) -> dict[int, tuple[int, str]]:
         """By agent, update and metric of its first number that was not finite."""
-        _, broken = self.read()
-        found = [(agent, int(index), name) for name, x in broken.items() for agent, index in enumerate(x) if index >= 0]
+        numbers = self.outcome.broken.items()
+        found = [(agent, int(index), name) for name, x in numbers for agent, index in enumerate(x) if index >= 0]
         return {agent: tuple(first) for agent, *first in sorted(found, reverse=True)}
 
 
@@ -97,8 +105,17 @@ class Recorder:
         self._broken: set[int] = set()  # members of a population that are given up
         self.chunk: Chunk | None = None  # the newest, as long as its row is not written
 
+    def add(self, first_step: int, last_step: int, read: Callable[[], Outcome]) -> None:
+        """Note updates that are dispatched; they go into the row that is held back, if there is one.
+
+        `read` waits for them. Raises TrainingError where a metric of the updates before them was not finite.
+        """
+        self.wait()
+        self.chunk = self.chunk or Chunk(first_step)
+        self.chunk.add(last_step, read)
+
     def wait(self) -> None:
-        """Until the newest chunk is done. Writes its row already where something in it is not finite, and raises."""
+        """Until the newest updates are done. Writes their row already where a number is not finite, and raises."""
         if self.chunk and self._fails(self.chunk):
             self.write()
 
@@ -114,7 +131,7 @@ class Recorder:
         if self.chunk is None:
             return
         chunk, self.chunk = self.chunk, None
-        metrics, _ = chunk.read()
+        metrics = chunk.outcome.metrics
         seconds = self._clock.lap()
         with self._clock.timed("host"):
             row = {"env_steps": chunk.last_step, "updates": chunk.last_step // self._args.steps_per_update}

@@ -17,6 +17,7 @@ from common.device.devices import describe
 from common.runs import estimates
 from common.runs.checkpoints import overall
 from common.runs.console import brief, brief_returns
+from common.runs.intervals import describe_intervals
 from common.runs.metrics import jsonable, read_log
 from common.runs.results import Score, ranked, training_returns
 
@@ -43,6 +44,7 @@ def header(run: Any, env: str, notes: dict[str, str], changes: list[str]) -> str
     args = run.args
     lines = [f"devices  {describe(run.devices)}", f"env      {env}", *flag_lines(args)]
     lines += [f"sizes    {line}" for line in args.sizes(len(run.devices))]
+    lines.append(f"due      {describe_intervals(run.intervals)}")
     if args.is_population:
         differ = f", which differ in {', '.join(args.members.hyper)}" if args.members.hyper else ""
         lines.append(f"members  {args.num_agents:,}{differ}")

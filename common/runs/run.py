@@ -1,16 +1,19 @@
 """One run: wires its parts together, the loops in `common/training.py` drive it.
 
-A chunk is the updates up to the next time that anything is due; every chunk is one row of metrics. What a chunk reports
-is read only after the next chunk has been dispatched, so that the devices never wait for the host, except where an
-evaluation or a checkpoint needs it first.
+A chunk is the updates up to the next time that anything is due; every chunk is one row of metrics. Long chunks are
+dispatched in several calls, between which a run can stop.
+
+What a call reports is read only after the next one has been dispatched, and so is the evaluation after it; what is to
+be saved is copied on the devices first, and then in the background. So the devices never wait for the host, except
+where something decides whether the run goes on: a callback, --stop-at-return, or other processes.
 """
 
 import json
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cache, partial
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,17 +22,56 @@ from common.cli.checks import LARGEST
 from common.cli.errors import TrainingError
 from common.cli.files import write_json
 from common.device import multihost
+from common.device.outcome import Outcome
 from common.device.programs import Programs, compile_together, set_up_cache
-from common.device.sharding import host_like, place
+from common.device.sharding import copied, host_like, place, to_host
 from common.runs import reports, results
 from common.runs.console import Console
 from common.runs.directory import agree_on_directory, check_shared, claim_directory, describe_run
 from common.runs.evaluator import Evaluations
+from common.runs.intervals import intervals_of, next_boundary
 from common.runs.lock import is_ours
 from common.runs.metrics import import_writers
-from common.runs.recorder import Callback, Chunk, Clock, Recorder, Report
+from common.runs.recorder import Callback, Clock, Recorder
 from common.runs.saving import Saver, load
 from common.runs.signals import Interruption
+
+MOST_UPDATES = 2**30  # of one call
+CALL_SECONDS = 2.0  # that the updates of one call may take, as nothing ends a run within a call
+
+
+class Pace:
+    """How many updates one call may have: at most twice as many as a call before that is over.
+
+    Updates may become slower, such as once there is something to learn from.
+    """
+
+    def __init__(self, first: int):
+        """Begin with a call of so many updates."""
+        self.most_updates = first
+        self._largest = 0  # call so far
+        self._under_way = 0  # updates of the newest call
+        self._began = 0.0  # when that was at the earliest
+
+    def note(self, updates: int, now: float) -> None:
+        """Note a call that is dispatched `now`, in seconds of training, where the call before it is done."""
+        if self._under_way:
+            fitting = int(CALL_SECONDS * self._under_way / max(now - self._began, 1e-9))
+            self.most_updates = max(min(fitting, 2 * self._largest, MOST_UPDATES), 1)
+        self._under_way = updates
+        self._began = now
+        self._largest = max(self._largest, updates)
+
+
+class Due(NamedTuple):
+    """An evaluation and a save of the state at one step, which wait until it is known to be sound."""
+
+    step: int
+    evaluate: bool
+    save: bool
+    played: Any  # what an evaluation on the devices gives, or None
+    fetch: Callable[[], Any] | None  # what is saved, on the host
+    fetch_learner: Callable[[], Any] | None  # the state without environments, on the host
 
 
 class Run:
@@ -55,9 +97,10 @@ class Run:
         self.env_name, self.cautions = env.name, dict(cautions or {})  # those that are not said yet
         self.total = args.num_updates * args.steps_per_update
         self._end = min(self.total, args.stop_after or self.total)  # of this invocation
-        self._intervals = {"log": args.log_interval, "exchange": args.exchange_interval}
+        self.intervals = intervals_of(args, on_accelerator=devices[0].platform != "cpu")
+        self._intervals = {"log": self.intervals.log, "exchange": args.exchange_interval}
         if not args.benchmark:
-            self._intervals |= {"eval": args.eval_interval, "checkpoint": args.checkpoint_interval}
+            self._intervals |= {"eval": self.intervals.eval, "checkpoint": self.intervals.checkpoint}
         self.config = describe_run(args, script, env, devices)
         (self.path, changes), first = agree_on_directory(args, self.config), multihost.is_first()
         self.dir = self.path if first else None  # where this process writes
@@ -68,6 +111,8 @@ class Run:
         self._header = reports.header(self, env.name, notes, changes)
         self.clock, self.callback = Clock(), callback if first else None
         self.saver = self.recorder = self.evaluations = None  # until `start`
+        self._due: Due | None = None
+        self._pace = Pace(first=math.ceil(args.least_log_interval / args.steps_per_update))
 
     def __enter__(self) -> "Run":
         self._interruption.start()
@@ -78,8 +123,11 @@ class Run:
         self._interruption.stop()
         if self.evaluations is None:
             return
+        if self._due and isinstance(error, Exception):
+            with suppress(Exception):  # what was due before; `error` is what gets reported
+                self.catch_up()
         self.evaluations.stop()
-        with suppress(Exception):  # `error` is what gets reported
+        with suppress(Exception):
             if error is not None and not multihost.has_lost(error):
                 self.saver.checkpoints.let_finish()
         with suppress(Exception):
@@ -151,44 +199,102 @@ class Run:
         """How many updates to run next: up to the first step at which anything is due."""
         next_due = min(next_boundary(self.steps, interval) for interval in self._intervals.values())
         steps = min(self._end, next_due) - self.steps
-        return np.int32(min(math.ceil(steps / self.args.steps_per_update), 2**30))
+        return np.int32(min(math.ceil(steps / self.args.steps_per_update), MOST_UPDATES))
 
-    def advance(self, state: Any, updates: int, read: Callable[[], Report]) -> None:
-        """Account for a dispatched chunk of `updates`: log the one before it; evaluate and save when due.
+    def next_call(self) -> np.int32:
+        """How many updates to run next in one call: the next chunk, or of a long one as many as take a few seconds.
 
-        `read` waits for what the chunk reports. Raises TrainingError for what was not finite.
+        All processes have to ask at the same time.
+        """
+        most = -multihost.max_over_processes(-self._pace.most_updates)
+        return min(self.next_chunk(), np.int32(most))
+
+    def advance(self, state: Any, updates: int, read: Callable[[], Outcome]) -> None:
+        """Account for dispatched `updates`: catch up with those before them; evaluate and save when due.
+
+        `read` waits for what they report. Raises TrainingError for what was not finite.
         """
         before, self.steps = self.steps, self.steps + int(updates) * self.args.steps_per_update
         self.evaluations.poll()
-        self.recorder.write()
-        self.recorder.chunk = Chunk(before, self.steps, cache(read))
+        self.catch_up()
+        self.recorder.add(before, self.steps, read)
+        self._pace.note(int(updates), self.clock.trained)
+        self.console.reach(before)
         due = {name for name, interval in self._intervals.items() if self.steps >= next_boundary(before, interval)}
         if self.steps >= self._end or (self.args.keep_best and "eval" in due):
             due |= {"eval", "checkpoint"}
+        self.recorder.chunk.is_whole = bool(due)
         if due & {"eval", "checkpoint"}:
-            self._settle(state, evaluate="eval" in due, save="checkpoint" in due)
-        elif self.callback or multihost.count() > 1:
-            self.recorder.write()  # the callback may end the run here; processes wait for the chunk anyway
+            self._settle(state, evaluate="eval" in due, save="checkpoint" in due, goes_on=self._goes_on)
+        elif (self.callback and due) or multihost.count() > 1:
+            self.recorder.wait()  # processes wait for each other anyway
+            self.catch_up()  # the callback may end the run here
 
-    def _settle(self, state: Any, evaluate: bool, save: bool) -> None:
-        """Evaluate and save this very state, unless that is done."""
-        self.recorder.wait()  # raises: what is broken is neither evaluated nor saved
-        if evaluate and not self.args.benchmark:
+    def _settle(self, state: Any, evaluate: bool, save: bool, goes_on: bool = False) -> None:
+        """Evaluate and save this very state, unless that is done; where training `goes_on`, only begin with both."""
+        evaluate = evaluate and not self.args.benchmark and self.evaluations.is_due(self.steps)
+        save = save and self.saver.is_due(self.steps)
+        of_learner = state.replace(actors=())
+        fetch = fetch_learner = None
+        if goes_on:
+            fetch = self.saver.copied(state) if save else None
+            fetch_learner = copied(of_learner) if evaluate and self.evaluations.beside else None
+        is_ahead = goes_on and (fetch or not save) and (fetch_learner or not (evaluate and self.evaluations.beside))
+        if not is_ahead:
+            self.recorder.wait()  # raises: what is broken is not even evaluated
+            fetch = self._fetched(self.saver.to_host, state) if save else None
+            fetch_learner = partial(to_host, of_learner)
+        played = self.evaluations.dispatch(state) if evaluate and not self.evaluations.beside else None
+        self._due = Due(
+            step=self.steps,
+            evaluate=evaluate,
+            save=save,
+            played=played,
+            fetch=fetch,
+            fetch_learner=fetch_learner,
+        )
+        if not is_ahead:
+            self.catch_up()
+
+    def _fetched(self, to_host: Callable[[Any], Any], state: Any) -> Callable[[], Any]:
+        """Copy a state to the host at once, for what is to be given it later."""
+        with self.clock.timed("checkpoint"):
+            host = to_host(state)
+        return lambda: host
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether more updates follow, whatever comes of those that are dispatched."""
+        may_end = self.callback or self.args.stop_at_return is not None or multihost.count() > 1
+        return self.steps < self._end and not may_end and not self._interruption.here
+
+    def catch_up(self) -> None:
+        """Write the row of the newest chunk, if it is whole, and before and after it evaluate and save what is due.
+
+        To be called as soon as more is dispatched: it waits for that chunk.
+        """
+        due, self._due = self._due, None
+        if due:
+            self.recorder.wait()  # raises: what is broken is neither evaluated nor saved
+        if due and due.evaluate:
             self.console.doing("evaluating")
-            self.evaluations.begin(self.steps, state)
-        self.recorder.write()
-        if save:
+            self.evaluations.begin(due.step, due.fetch_learner() if self.evaluations.beside else due.played)
+        if self.recorder.chunk and self.recorder.chunk.is_whole:
+            self.recorder.write()
+        if due and due.save:
             self.console.doing("saving")
             with self.clock.timed("checkpoint"):
-                self.saver.save(self.steps, state)
-        self.console.doing("training")
+                self.saver.save(due.step, due.fetch)
+        if due:
+            self.console.doing("training")
 
     def rescue(self, state: Any) -> None:
         """Save before the run fails for a reason that does not lie in `state`; warns where that fails too."""
         self.evaluations.poll()
+        self.catch_up()
         self.recorder.write()
         try:
-            self.saver.save(self.steps, state)
+            self.saver.save(self.steps, self._fetched(self.saver.to_host, state))
             self.saver.checkpoints.wait()
         except TrainingError as error:
             self.console.warn(str(error))
@@ -199,6 +305,9 @@ class Run:
         Each of `at_end` gets the learners on the host, [S, ...], and the run's status, and returns a line; it may fail.
         """
         if state is not None:
+            self.catch_up()
+            if self.recorder.chunk:
+                self.recorder.chunk.is_whole = True
             self._settle(state, evaluate=not self._interruption.received(), save=True)
             self.console.stop(self.steps)
             self.evaluations.finish()  # once all is saved, since an environment on the host may fail
@@ -222,8 +331,3 @@ class Run:
         self._interruption.go_on()
         evaluation = self.evaluations.newest.evaluation
         return reports.TrainResult(host.learner.params, evaluation, self.steps, self.path, sha256, status)
-
-
-def next_boundary(step: int, interval: int) -> float:
-    """First multiple of `interval` after `step`; infinite for interval 0."""
-    return step + interval - step % interval if interval else math.inf

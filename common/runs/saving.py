@@ -3,6 +3,7 @@
 import hashlib
 import shlex
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from common.cli.errors import TrainingError, UsageError
 from common.cli.files import read_config
 from common.cli.run_flags import ONE_TIME, differences
 from common.device import multihost
-from common.device.sharding import Arrays, flatten, to_host, unflatten
+from common.device.sharding import Arrays, copied, flatten, to_host, unflatten
 from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, sha256
 from common.runs.console import Console
 from common.runs.lock import is_ours
@@ -117,17 +118,33 @@ class Saver:
         if step in self._saved:
             self.checkpoints.add_evaluation(step, self._returns[step])
 
-    def save(self, step: int, state: Any) -> None:
-        """Start saving, unless that is done.
+    def is_due(self, step: int) -> bool:
+        """Tell if the state at this step has not been saved yet."""
+        return step not in self._saved
 
-        Raises TrainingError where it fails, or the save before did, or where the directory is not this run's any more.
+    def to_host(self, state: Any) -> Any:
+        """What is saved of a state on the devices."""
+        return to_host(state, self._unsaved)
+
+    def copied(self, state: Any) -> Callable[[], Any] | None:
+        """The same from a copy that is begun here, see `copied`."""
+        return copied(state, self._unsaved)
+
+    def save(self, step: int, fetch: Callable[[], Any]) -> None:
+        """Start saving what `fetch`, which is called in the background, gives; unless that is done.
+
+        Raises TrainingError where the save before has failed, or the directory is not this run's any more.
         """
         if self._directory and multihost.is_first() and not is_ours(self._directory):
             raise TrainingError(f"{self._directory} was deleted or moved: nothing more can be saved")
-        if step not in self._saved:
-            self._newest = to_host(state, self._unsaved)
+
+        def arrays() -> Arrays:
+            self._newest = fetch()
+            return flatten(self._newest, self._unsaved)
+
+        if self.is_due(step):
             self._saved.add(step)
-            self.checkpoints.save(step, flatten(self._newest, self._unsaved), self._returns.get(step))
+            self.checkpoints.save(step, arrays, self._returns.get(step))
 
     def withdraw(self) -> None:
         """Delete what a save has made anew of a directory that was deleted in the middle of it."""

@@ -16,7 +16,7 @@ from common.cli.errors import UsageError
 from common.device.agents import Policy
 from common.device.sharding import by_name
 from common.envs.masks import is_mask
-from common.envs.spaces import Box, Space, as_tree, choices_of, leaves
+from common.envs.spaces import Box, Leaf, Space, as_tree, choices_of, leaves
 from common.envs.suite_tools import import_package, reason
 
 BATCH = 16
@@ -140,12 +140,13 @@ def random_observations(
     """
     space = policy.env.observation_space
     masks = iter(_random_masks(policy.env.action_space, space, rng, count))
+    known = dict(_stats_by_name(space, policy.obs_stats))
     drawn = []
     for name, leaf, like in leaves(space, policy.env.given_like):
         if is_mask(name):
             values = next(masks)
         else:
-            stats = _stats_of(name, policy.obs_stats)
+            stats = known.get(name)
             values = _random_leaf(leaf, like.dtype, stats, rng, count, spread)
         if like.shape != leaf.shape:  # the environment gives channels first
             values = np.moveaxis(values, -1, 1)
@@ -153,11 +154,15 @@ def random_observations(
     return as_tree(drawn, space)
 
 
-def _stats_of(name: str, stats: Any) -> Any:
-    """The statistics of the leaf called `name` of observations, None where there are none."""
-    for key in name.split("/") if name and stats is not None else ():
-        stats = stats[key] if isinstance(stats, dict) else stats[int(key)]
-    return stats
+def _stats_by_name(space: Space, stats: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Statistics of the leaves of observations by the names that `leaves` gives; masks have none."""
+    if stats is None or isinstance(space, Leaf):
+        yield name, stats
+        return
+    for key, part in space.items() if isinstance(space, dict) else enumerate(space):
+        own = f"{name}/{key}" if name else str(key)
+        if not is_mask(own):
+            yield from _stats_by_name(part, stats[key], own)
 
 
 def _random_masks(

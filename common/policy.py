@@ -105,6 +105,7 @@ def load_policy(
     for one in damaged:
         warnings.warn(printable(one), stacklevel=2)
     evaluations |= checkpoints.evaluations()
+    evaluations = {at: returns for at, returns in evaluations.items() if len(returns) == args.num_agents}
     index = _best_member(run_dir, evaluations, found) if index is None else index
     learner = jax.tree.map(lambda x: x[index], unflatten(arrays, like)["learner"])
     returns, seed = evaluations.get(found, []), args.members.seed[index]

@@ -84,6 +84,18 @@ class Toy(gymnasium.Env):
         return False
 
 
+class OneArrayToy(Toy):
+    """Writes every observation into the same array."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.array = np.zeros(2, np.float32)
+
+    def _observe(self):
+        self.array[:] = super()._observe()
+        return self.array
+
+
 class DrawnToy(Toy):
     """Draws itself in a shade of grey that is the time."""
 
@@ -276,7 +288,7 @@ class TextToy(Toy):
 
 
 TOYS = Toy, DrawnToy, PromisingToy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, TextToy, ChattyToy, SecretiveToy
-for toy in (*TOYS, OddToy, RaggedToy, StubbornToy, TellingToy, TellingGoalToy):
+for toy in (*TOYS, OneArrayToy, OddToy, RaggedToy, StubbornToy, TellingToy, TellingGoalToy):
     gymnasium.register(f"{toy.__name__}-v0", toy, disable_env_checker=True)
 
 

@@ -262,6 +262,65 @@ def test_environments_begin_anew_as_if_each_step_had_a_reset_in_it(name):
     jax.tree.map(same, (ours, key_data(states)), (wanted, key_data(wanted_states)))
 
 
+@pytest.mark.parametrize(
+    ("begun", "then", "is_kept"),
+    [
+        (0, 0.5, False),
+        (False, 2, False),
+        (np.int32(0), 1.0, False),
+        (np.uint8(0), np.int32(300), False),
+        (np.int8(0), np.int32(300), False),
+        (0.0, 1, True),
+        (0, True, True),
+        (0, 1, True),
+        (np.float32(0), np.int32(7), True),
+        (np.uint32(0), np.int32(7), True),
+    ],
+    ids=str,
+)
+def test_types_that_a_step_would_cut_to_those_of_a_reset_are_refused(begun, then, is_kept):
+    """In states and in observations, of an environment of one's own."""
+
+    class InState(Pusher):
+        def reset_env(self, key, params):
+            obs, state = super().reset_env(key, params)
+            return obs, (state, begun)
+
+        def step_env(self, key, state, action, params):
+            obs, inner, *rest = super().step_env(key, state[0], action, params)
+            return obs, (inner, state[1] * 0 + then), *rest
+
+        def is_truncated(self, state, params):
+            return super().is_truncated(state[0], params)
+
+    class InObs(Pusher):
+        def reset_env(self, key, params):
+            return jnp.asarray([begun]), super().reset_env(key, params)[1]
+
+        def step_env(self, key, state, action, params):
+            return jnp.asarray([then]), *super().step_env(key, state, action, params)[1:]
+
+        def observation_space(self, params):
+            return gymnax.environments.spaces.Box(0, 1000, (1,), jnp.float32)
+
+    for kind in (InState, InObs):
+        if is_kept:
+            wrap(kind())
+        else:
+            with pytest.raises(UsageError, match="cut to"):
+                wrap(kind())
+
+
+def test_a_complex_reward_is_refused():
+    class Complex(Pusher):
+        def step_env(self, key, state, action, params):
+            obs, state, reward, *rest = super().step_env(key, state, action, params)
+            return obs, state, reward * 1j, *rest
+
+    with pytest.raises(UsageError, match="complex"):
+        wrap(Complex())
+
+
 class Counted(Endings):
     """Counts how often resets are computed, of several environments at a time."""
 

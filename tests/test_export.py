@@ -154,23 +154,29 @@ def test_random_observations_are_legal_and_typed():
         "action_mask": box((9,), 0, 1),
         "bytes": box((2, 2), 0, 5),
         "inner": (Discrete(3), box((2,), -1, 1)),
+        "": box((), -1, 1),
+        "/arm/left": box((2,), -1e30, np.inf),
         "wide": box((2,), -1e30, np.inf),
     }
     dtypes = {
         "action_mask": "int8",
         "bytes": "uint8",
         "inner": ("int32", "float32"),
+        "": "float32",
+        "/arm/left": "float32",
         "wide": "float32",
     }
     actions = {"box": box((2,), -1, 1), "one": Discrete(3), "two": MultiDiscrete((2, 4))}
-    stats = {"action_mask": None, "bytes": None, "inner": (None, None), "wide": running_stats((2,))}
-    stats["wide"] = stats["wide"].replace(mean=jnp.array([1e4, 0.0]))
+    stats = dict.fromkeys(space) | {"inner": (None, None)}
+    stats["wide"] = running_stats((2,)).replace(mean=jnp.array([1e4, 0.0]))
+    stats["/arm/left"] = running_stats((2,)).replace(mean=jnp.array([-1e4, 0.0]))
     env = EnvSpec("Parts-v0", space, jax.tree.map(np.dtype, dtypes), actions)
     policy = SimpleNamespace(env=env, obs_stats=stats)
     obs = random_observations(policy, np.random.default_rng(0), 200)
     assert jax.tree.map(lambda x: str(x.dtype), obs) == dtypes
     assert set(np.unique(obs["bytes"])) == set(range(6))
     assert set(np.unique(obs["inner"][0])) == {0, 1, 2}
+    assert abs(obs["/arm/left"][:, 0].mean() + 1e4) < 1
     assert np.abs(obs["inner"][1]).max() <= 1 and abs(obs["wide"][:, 0].mean() - 1e4) < 1
     for part in np.split(obs["action_mask"], [3, 5], axis=1):
         assert part.any(axis=1).all() and not part.all()

@@ -45,8 +45,8 @@ from common.device.interface import OnPolicy
 from common.envs.host import evaluation_params
 from common.envs.numbers import cast
 from common.envs.registry import make_host
-from common.envs.spaces import Box, Discrete, EnvSpec, map_leaves
-from suites.tools.checked import _element, of_each, true_of_each
+from common.envs.spaces import Box, Discrete, EnvSpec, convert, map_leaves
+from suites.tools.checked import _element, _number, of_each, true_of_each
 from suites.tools.conversion import Conversion
 from suites.tools.processes import Processes
 
@@ -89,6 +89,42 @@ def runs(pid: int) -> bool:
 
 
 # -------------------------------------------------------------------------------------------------------- environments
+
+
+@pytest.mark.parametrize("vectorization", ["async", "sync"])
+def test_a_last_observation_outlives_a_reset_that_writes_into_the_same_array(vectorization):
+    plain, reused = (steps(f"{TOYS}{name}-v0", 8, vectorization=vectorization)[1] for name in ("Toy", "OneArrayToy"))
+    assert plain[6].truncated.all()
+    for out, other in zip(plain, reused, strict=True):
+        np.testing.assert_array_equal(out.obs, other.obs)
+        np.testing.assert_array_equal(out.final_obs, other.final_obs)
+
+
+@pytest.mark.parametrize("names", [["a..b"], ["\x1b[31m"], ["a\nb"]], ids=str)
+def test_names_of_parts_that_a_checkpoint_could_not_keep_are_refused(names):
+    leaf = gymnasium.spaces.Box(0, 1, (2,))
+    for kind in ("observation space", "action space"):
+        with pytest.raises(ValueError, match="printable"):
+            convert(gymnasium.spaces.Dict(dict.fromkeys(names, leaf)), kind)
+
+
+@pytest.mark.parametrize("inner", ["Dict", "Tuple"])
+def test_parts_of_one_name_are_refused(inner):
+    leaf = gymnasium.spaces.Box(0, 1, (2,))
+    part, name = {
+        "Dict": (gymnasium.spaces.Dict({"b": leaf}), "a/b"),
+        "Tuple": (gymnasium.spaces.Tuple((leaf, leaf)), "a/1"),
+    }[inner]
+    assert convert(gymnasium.spaces.Dict({"a": part, "b": leaf, "/c": leaf}), "observation space")
+    with pytest.raises(ValueError, match=name):
+        convert(gymnasium.spaces.Dict({"a": part, name: leaf}), "observation space")
+
+
+def test_a_space_of_one_of_several_is_refused():
+    space = gymnasium.spaces.OneOf((gymnasium.spaces.Discrete(2), gymnasium.spaces.Box(0, 1, (1,))))
+    for kind in ("observation space", "action space"):
+        with pytest.raises(ValueError, match="not supported"):
+            convert(space, kind)
 
 
 @pytest.mark.parametrize(("vectorization", "terminates"), [("async", False), ("sync", True)])
@@ -500,6 +536,23 @@ def test_what_an_environment_gives_and_nobody_can_use_is_refused_before_the_run_
     toy = "Toy" if "raise_at" in given else "OddToy"
     with pytest.raises(UsageError, match=message):
         inspect_env(small_args(env=f"{TOYS}{toy}-v0", env_params=json.dumps(given)))
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [np.ma.masked, np.ma.array([1.5], mask=[True]), memoryview(b"a"), b"a", np.timedelta64(5, "s"), 1j],
+    ids=lambda reward: type(reward).__name__,
+)
+def test_a_reward_that_only_looks_like_a_number_is_refused(reward):
+    with pytest.raises(FailedEnvError):
+        _number(reward, "the reward")
+
+
+def test_an_observation_that_leaves_numbers_out_is_refused():
+    space = gymnasium.spaces.Box(-1, 1, (2,))
+    assert _element(space, np.ma.array([0.5, 1.0]), "obs").tolist() == [0.5, 1.0]
+    with pytest.raises(FailedEnvError, match="out"):
+        _element(space, np.ma.array([0.5, 1.0], mask=[True, False]), "obs")
 
 
 def test_bytes_that_an_environment_gives_as_other_numbers_are_kept_or_refused():

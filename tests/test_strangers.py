@@ -26,6 +26,7 @@ from common.cli.command import exit_code, parse
 from common.cli.env_flags import named_by_text
 from common.cli.errors import UsageError, printable
 from common.cli.stored import DEEPEST, opened, read_json
+from common.envs.spaces import EnvSpec
 from common.policy import load_policy
 from common.runs.checkpoints import Checkpoints, Damaged, read
 from common.runs.directory import claim_directory
@@ -372,7 +373,21 @@ def test_escapes_of_a_run_reach_neither_terminal_nor_picture(run_dir, tmp_path, 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", "5", "\0", "[" * 100_000, '{"args": ' * 80 + "1" + "}" * 80, "1" * 5_000, '{"args": {}}'],
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "5",
+        "\0",
+        "[" * 100_000,
+        '{"args": ' * 80 + "1" + "}" * 80,
+        "1" * 5_000,
+        '{"args": {}}',
+        json.dumps({"args": {"env": "CartPole-v1"}, "algorithm": "ppo_pmap", "script": "algos/\0.py"}),
+        json.dumps({"args": {"env": "CartPole-v1"}, "algorithm": "ppo_pmap", "script": "algos/\ud800.py"}),
+        json.dumps({"args": {"env": "CartPole-v1"}, "algorithm": "ppo_pmap", "members": [{"seed": 0, "env": 1.5}]}),
+    ],
 )
 def test_a_config_that_is_none_is_refused(run_dir, stopping, text):
     (run_dir / "config.json").write_text(text)
@@ -405,7 +420,7 @@ def test_nested_json_is_read_to_a_depth(tmp_path):
         assert (read_json(tmp_path, "file") is not None) == is_read
 
 
-@pytest.mark.parametrize("odd", ["x", {"a": 1}, [[1.0]], ["1"], 10**400, [1.0, 2.0, 3.0]])
+@pytest.mark.parametrize("odd", ["x", {"a": 1}, [[1.0]], ["1"], 10**400, [1.0, 2.0, 3.0], []])
 def test_a_metric_that_is_no_number_is_refused_with_its_name(tmp_path, odd):
     rows = [{"env_steps": step, "a": [1.0, None], "b": 1, "time/wall": odd} for step in (1, 2)]
     rows.append({"env_steps": 3, "a": odd})
@@ -413,6 +428,27 @@ def test_a_metric_that_is_no_number_is_refused_with_its_name(tmp_path, odd):
     assert read_log(tmp_path, ["b"]).series["b"].values.tolist() == [[1.0], [1.0]]
     with pytest.raises(UsageError, match="a .* 3"):
         read_log(tmp_path, ["a"])
+
+
+def test_numbers_of_more_agents_than_the_run_has_are_refused(run_dir):
+    (run_dir / "metrics.jsonl").write_text(json.dumps({"env_steps": 64, "episode/return": [1.0, 2.0, 3.0]}))
+    for command in ("compare", "plot"):
+        assert "3 agents, in a run of 2" in only_message(outcome(command, run_dir))
+
+
+def test_an_evaluation_of_more_agents_than_the_run_has_chooses_no_member(run_dir):
+    Checkpoints(run_dir / "checkpoints").add_evaluation(256, [0.0, 1.0, 2.0])
+    assert load_policy(run_dir).evaluation is None
+
+
+@pytest.mark.parametrize("dtype", ["M8[s]", "O", "S5", "complex64"])
+def test_a_type_that_is_none_of_numbers_is_refused(dtype):
+    space = {"type": "Box", "shape": [2], "low": 0, "high": 1}
+    stored = {"name": "x", "observation_space": space, "obs_dtype": "float32", "action_space": space}
+    assert EnvSpec.from_json(stored).obs_dtype == np.float32
+    for wrong in (stored | {"obs_dtype": dtype}, stored | {"action_space": space | {"dtype": dtype}}):
+        with pytest.raises((ValueError, TypeError)):
+            EnvSpec.from_json(wrong)
 
 
 def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):

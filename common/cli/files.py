@@ -127,6 +127,8 @@ def _wrong_in(config: dict[str, Any]) -> str:
     args = config.get("args")
     if not isinstance(args, dict) or "env" not in args or not isinstance(config.get("algorithm"), str):
         return "flags and algorithm"
+    if not str(config.get("script", "")).isprintable():
+        return "path of its algorithm"
     texts = {name: args[name] for name in TEXTS if name in args}
     numbers = {name: args[name] for name in ("seed", "num_seeds") if name in args}
     if odd := [name for name, value in texts.items() if not isinstance(value, str)]:
@@ -136,18 +138,19 @@ def _wrong_in(config: dict[str, Any]) -> str:
     if not 1 <= args.get("num_seeds", 1) <= MOST_AGENTS:
         return f"num_seeds of at least 1 and at most {MOST_AGENTS:,}"
     members = config.get("members", [])
-    if not isinstance(members, list) or len(members) > MOST_AGENTS or not all(map(_is_member, members)):
+    if not isinstance(members, list) or len(members) > MOST_AGENTS or not all(_is_member(x, args) for x in members):
         return "flags of members"
     if not isinstance(config.get("versions", {}), dict):
         return "versions"
     return ""
 
 
-def _is_member(flags: Any) -> bool:
-    """Tell if these are the flags by which a member differs from others: its seed, and numbers."""
+def _is_member(flags: Any, args: dict[str, Any]) -> bool:
+    """Tell if these are the flags by which a member differs from others: its seed, and numbers for numbers."""
     if not isinstance(flags, dict) or type(flags.get("seed")) is not int:
         return False
-    return all(value is None or type(value) in (int, float, bool) for value in flags.values())
+    pairs = [(value, args.get(name)) for name, value in flags.items()]
+    return all(x is None or type(x) in (int, float, bool) for pair in pairs for x in pair)
 
 
 def _has_other_bytes(env_spec: Any) -> bool:

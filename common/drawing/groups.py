@@ -122,7 +122,11 @@ def _parts(path: Path, metrics: Iterable[str]) -> Iterator[LoggedRun]:
         own = {} if flags.get("pbt") else {name: value for name, value in member.items() if name != "seed"}
         alike.setdefault(json.dumps(own), []).append(index)
     for own, indices in alike.items():
-        seeds, part = [members[index]["seed"] for index in indices], log.of(indices, len(members))
+        seeds = [members[index]["seed"] for index in indices]
+        try:
+            part = log.of(indices, len(members))
+        except UsageError as error:
+            raise UsageError(f"{path}/metrics.jsonl: {error}") from error
         yield LoggedRun(
             path=path,
             algorithm=algorithm,

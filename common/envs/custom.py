@@ -82,6 +82,12 @@ class GymnaxStyleEnv(Env):
         return self.spec._replace(action_space=actions).to_json() == self.spec.to_json()
 
 
+class UserEnv(GymnaxStyleEnv):
+    """An environment that nobody but its author has tried."""
+
+    is_of_user = True
+
+
 def has_own_step(inner: Any) -> bool:
     """Whether an environment does not leave `step`, and resets with it, to gymnax's `Environment`."""
     owner = next((kind for kind in type(inner).__mro__ if "step" in vars(kind)), None)
@@ -137,4 +143,4 @@ def _adapt(made: Any, name: str, env_params: dict[str, Any]) -> Env:
     name = name or getattr(inner, "name", type(inner).__name__)
     params = replaced(name, params[0] if params else inner.default_params, env_params)
     with readable_errors(f"environment {name} cannot be used as a gymnax environment"):
-        return GymnaxStyleEnv(name, inner, params, resets_itself=has_own_step(inner))
+        return UserEnv(name, inner, params, resets_itself=has_own_step(inner))

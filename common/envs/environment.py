@@ -75,6 +75,7 @@ class Env:
 
     cheap_reset = False  # whether a reset is so few sums that an accelerator had better compute one in every step
     resets_itself = False  # whether there is no `advance`, but a `step` with the reset in it
+    is_of_user = False  # whether types that a step cuts to those of a reset are refused; suites are known to be right
     is_game = False  # whether there are other players, as `against` says, and returns above 0 are games won
     agents: tuple[int, ...] = ()  # where several act for one reward: whose of them each component of an action is
     numbers: Mapping[str, float] = {}  # parameters that `with_numbers` can change, and what they are
@@ -142,8 +143,8 @@ class Env:
         return self.checked(self.advance(key, state, spaces.clip(action, self.action_space)))
 
     def checked(self, reached: Step) -> Step:
-        """The same in the dtypes of `reset` and `Step`. Raises UsageError where a shape is wrong."""
-        state = jax.tree.map(lambda new, old: as_type(new, old.dtype), reached.state, self.state_shape)
+        """The same in the dtypes of `reset` and `Step`. Raises UsageError where a shape or a type is wrong."""
+        state = jax.tree.map_with_path(self._checked_state, reached.state, self.state_shape)
         reward = self._checked_array("reward", reached.reward, jnp.float32)
         ends = (self._checked_array(end, getattr(reached, end), bool) for end in ("terminated", "truncated"))
         info = reached.info if isinstance(reached.info, Mapping) else {}
@@ -156,7 +157,21 @@ class Env:
         obs, like = spaces.plain(obs), self.spec.obs_like
         if (found := jax.tree.structure(obs)) != (wanted := jax.tree.structure(like)):
             raise UsageError(f"environment {self.name}: step returned {what} of structure {found} instead of {wanted}")
+        if self.is_of_user:
+            jax.tree.map(lambda x, like: self._check_kept(what, jnp.result_type(x), like.dtype), obs, like)
         return jax.tree.map(lambda x, like: self._checked_array(what, x, like.dtype, like.shape), obs, like)
+
+    def _checked_state(self, path: Any, new: Any, old: jax.ShapeDtypeStruct) -> jax.Array:
+        if self.is_of_user:
+            name = f"state{jax.tree_util.keystr(path)}"
+            self._check_kept(name, jnp.result_type(new), old.dtype)
+        return as_type(new, old.dtype)
+
+    def _check_kept(self, what: str, dtype: Any, begun: Any) -> None:
+        """Raise UsageError where numbers of a type do not survive in the type that `reset` has begun with."""
+        if not keeps(begun, dtype):
+            told = f"step returned {what} of type {dtype}, which is cut to the {begun} that reset returned"
+            raise UsageError(f"environment {self.name}: {told}: let reset return {dtype}, or step {begun}")
 
     def _checked_array(self, what: str, value: Any, dtype: Any, shape: tuple[int, ...] = ()) -> jax.Array:
         array, returned = jnp.asarray(value), f"environment {self.name}: step returned {what}"
@@ -164,7 +179,22 @@ class Env:
             raise UsageError(f"{returned} of type {array.dtype}, not true or false")
         if array.shape != shape:
             raise UsageError(f"{returned} of shape {array.shape} instead of {shape}")
+        if array.dtype.kind == "c":
+            raise UsageError(f"{returned} of type {array.dtype}, not real numbers")
         return array.astype(dtype)
+
+
+KINDS = "bifc"  # of types, "u" as "i": each holds numbers of those before it, if it is wide enough
+
+
+def keeps(wide: Any, dtype: Any) -> bool:
+    """Tell if a type holds the numbers of another one, up to rounding and the sign of whole numbers."""
+    if wide == dtype or jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return True
+    old, new = jnp.dtype(wide), jnp.dtype(dtype)
+    had, needed = (KINDS.find(one.kind.replace("u", "i")) for one in (old, new))
+    is_narrower = had == needed == KINDS.find("i") and new.itemsize > old.itemsize
+    return needed <= had and not is_narrower
 
 
 def as_type(x: Any, dtype: Any) -> jax.Array:

@@ -86,8 +86,11 @@ def convert(space: Any, what: str) -> Space:
         return _bounds_of_actions(space, what) if acting else _box_seen(space)
     parts = getattr(space, "spaces", space)
     if isinstance(parts, Mapping) and parts:
-        return {str(name): convert(parts[name], f"{what} {name}") for name in sorted(parts)}
-    if isinstance(parts, (tuple, list)) and parts:
+        converted = {str(name): convert(parts[name], f"{what} {name}") for name in sorted(parts)}
+        _check_names(converted, what)
+        return converted
+    is_one_of = any(kind.__name__ == "OneOf" for kind in type(space).__mro__)
+    if isinstance(parts, (tuple, list)) and parts and not is_one_of:
         converted = tuple(convert(part, f"{what} {index}") for index, part in enumerate(parts))
         if acting and all(isinstance(part, Discrete) for part in converted):
             return MultiDiscrete(tuple(part.n for part in converted))
@@ -95,6 +98,16 @@ def convert(space: Any, what: str) -> Space:
     raise ValueError(
         f"{what} {space!r} is not supported: it must be Discrete, MultiDiscrete, MultiBinary, Box, or a Dict or Tuple"
     )
+
+
+def _check_names(parts: dict[str, Space], what: str) -> None:
+    """Raise ValueError where a checkpoint could not keep what is stored under the names of parts."""
+    for name in parts:
+        if ".." in name or not name.isprintable():
+            raise ValueError(f'{what} has a part {name!r}: names must be printable, without ".."')
+    names = [leaf[0] for leaf in leaves(parts)]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"{what} has two parts {min(twice)!r}: rename one of them")
 
 
 def _choices(space: Any, acting: bool) -> Leaf:
@@ -369,7 +382,7 @@ class EnvSpec(NamedTuple):
     def from_json(cls, stored: dict[str, Any]) -> "EnvSpec":
         """The inverse of `to_json`."""
         observation, action = (_from_json(stored[name]) for name in ("observation_space", "action_space"))
-        dtype = map_leaves(lambda leaf, name: _narrow(leaf, jnp.dtype(name)), observation, stored["obs_dtype"])
+        dtype = map_leaves(lambda leaf, name: _narrow(leaf, _stored_dtype(name)), observation, stored["obs_dtype"])
         return cls(str(stored["name"]), observation, dtype, action, tuple(map(str, stored.get("channels_first", ()))))
 
 
@@ -394,12 +407,20 @@ def _to_json(space: Space) -> dict[str, Any]:
     return stored
 
 
+def _stored_dtype(name: str) -> np.dtype:
+    """Raise ValueError where a stored type is none of real numbers."""
+    dtype = jnp.dtype(name)
+    if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating)):
+        raise ValueError(f"{dtype} is no type of numbers")
+    return dtype
+
+
 def _from_json(stored: dict[str, Any]) -> Space:
     if stored["type"] == "Dict":
         return {name: _from_json(part) for name, part in stored["parts"].items()}
     if stored["type"] == "Tuple":
         return tuple(map(_from_json, stored["parts"]))
-    shape, dtype = tuple(stored["shape"]), stored.get("dtype") and np.dtype(stored["dtype"])
+    shape, dtype = tuple(stored["shape"]), stored.get("dtype") and _stored_dtype(stored["dtype"])
     if stored["type"] == "Discrete":
         return Discrete(stored["n"], dtype)
     if stored["type"] == "MultiDiscrete":

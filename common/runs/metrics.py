@@ -181,7 +181,7 @@ def _row(line: str) -> Row | None:
 def _numbers_of(value: Any) -> np.ndarray | None:
     """A metric of a row, [S] or [1]; None where it is neither a number nor a list of numbers."""
     numbers = value if isinstance(value, list) else [value]
-    if not all(x is None or isinstance(x, int | float) for x in numbers):
+    if not numbers or not all(x is None or isinstance(x, int | float) for x in numbers):
         return None
     try:
         return np.array(numbers, float)
@@ -218,7 +218,13 @@ class Log:
     trained_seconds: float  # without compilation, evaluation and saving
 
     def of(self, agents: list[int], count: int) -> "Log":
-        """That of some of `count` agents; numbers of the whole run stay."""
+        """Take that of some of `count` agents; numbers of the whole run stay.
+
+        Raises UsageError where a metric has numbers of more or fewer agents.
+        """
+        for name, one in self.series.items():
+            if (agents_of_metric := one.values.shape[1]) not in (1, count):
+                raise UsageError(f"{name} has numbers of {agents_of_metric} agents, in a run of {count}")
         series = {
             name: replace(one, values=one.values[:, agents]) if one.values.shape[1] == count else one
             for name, one in self.series.items()

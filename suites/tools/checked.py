@@ -23,9 +23,11 @@ RETURNED = {
 class CheckedEnv(gymnasium.Wrapper):
     """An environment that gives elements of its observation space, a float, two bools, and an info of floats.
 
-    An array of one number is taken as that number, a list as an array. Everything else raises a FailedEnvError, before
-    a vector environment would broadcast, cast or cut it. Entries of infos that are no numbers are left out: nobody
-    reads them, and those of several environments need not fit together.
+    An array of one number is taken as that number, a list as an array. Everything else raises a
+    FailedEnvError, before a vector environment would broadcast, cast or cut it. Observations are
+    copies: an environment may write the next one into the same array, and a vector environment keeps
+    the last one of an episode while it resets. Entries of infos that are no numbers are left out:
+    nobody reads them, and those of several environments need not fit together.
     """
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
@@ -80,10 +82,14 @@ def _element(space: Space, obs: Any, what: str) -> Any:
         count = space.n if isinstance(space, Discrete) else space.nvec
         if not np.all((typed >= space.start) & (typed - space.start < count)):
             raise FailedEnvError(f"{what} {_shown(typed.tolist())} is not in its space, {space}")
-    return typed
+    return np.array(typed)
 
 
 def _array(value: Any, what: str) -> np.ndarray:
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise FailedEnvError(f"{what} is {_shown(value)}, not numbers")
+    if np.ma.is_masked(value):
+        raise FailedEnvError(f"{what} is {_shown(value)}, which leaves numbers out")
     try:
         array = np.asarray(value)
     except Exception as error:  # it is ragged, or of another library
@@ -105,7 +111,8 @@ def _typed(array: np.ndarray, dtype: Any, what: str) -> np.ndarray:
 
 
 def _number(value: Any, what: str) -> float:
-    if isinstance(value, numbers.Real):  # also NumPy's, and whole numbers and fractions of any size
+    # Also NumPy's, and whole numbers and fractions of any size; a span of time counts among them
+    if isinstance(value, numbers.Real) and not isinstance(value, np.timedelta64):
         return _as_float(value)
     array = _array(value, what)
     if array.size != 1:

@@ -35,9 +35,11 @@ from common.runs.metrics import EVALUATION, RECENT, TRAINING
 
 LEGEND = """
 return        greedy evaluation [95% bootstrap interval]; of fewer than 4 seeds their range; * the last training return
-AUC           area under the curve of returns over the environment steps that all curves have, divided by these steps
+AUC           mean height of the curve of greedy evaluations [95% bootstrap interval] over the environment steps that
+              all curves have; * of training returns, where some run has fewer than two evaluations
 threshold     that of --threshold, else 90% of the way from the lowest to the highest return seen in the environment
-to threshold  environment steps until the mean return of the last 100 episodes reaches it, median over seeds"""
+training to   environment steps until the mean training return of the last 100 episodes, of sampled actions, reaches the
+threshold     threshold, median over seeds; a greedy return may be above it while this is not"""
 OF_BASELINE = """difference    return less that of the baseline [95% bootstrap interval], by pairs of equal seeds
 better        probability that a seed returns more than one of the baseline [95% bootstrap interval]"""
 
@@ -243,14 +245,15 @@ def shown(table: Any) -> Any:
         texts = {
             "steps": f"{few:,}" if few == many else f"{few:,} to {many:,}",
             "return": _return_text(row) + " *" * bool(row["training_seeds"]),
-            "AUC": brief(row["auc"]),
+            "AUC": _with_interval(row, "auc") + " *" * (row["auc_of"] == TRAINING and math.isfinite(row["auc"])),
             "steps/s": brief(row["steps_per_second"]),
             "wall": brief(row["wall_seconds"], " s"),
             "threshold": brief(row["threshold"]),
-            "to threshold": f"{_steps_text(row['steps_to_threshold'])} ({row['reached']} of {row['seeds']})",
+            "training to threshold": f"{_steps_text(row['steps_to_threshold'])} ({row['reached']} of {row['seeds']})",
         }
         if "difference" in row:
-            texts["difference"] = _with_interval(row, "difference") + ", paired" * bool(row["paired"])
+            is_paired = math.isfinite(row["difference"]) and bool(row["paired"])
+            texts["difference"] = _with_interval(row, "difference") + ", paired" * is_paired
             texts["better"] = _with_interval(row, "better")
         rows.append(dict(row.loc[:"seeds"]) | texts)
     return pandas.DataFrame(rows)

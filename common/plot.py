@@ -20,7 +20,7 @@ from common.drawing import groups
 from common.drawing.figures import AXES, COLORS, DASHES, Grid, Limits, Line, Panel, draw, draw_grids, shade
 from common.drawing.groups import Group, Selection
 from common.runs.estimates import estimate, estimate_name, spread
-from common.runs.metrics import TRAINING, is_number
+from common.runs.metrics import RECENT, TRAINING, is_number
 
 ENDS = tyro.conf.arg(metavar="LOW HIGH", help_behavior_hint="")
 
@@ -195,12 +195,14 @@ def _heat_maps(found: list[Group], args: Args) -> Any:
     first, second = args.by
     grids: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
     values: dict[str, list[Any]] = {first: [], second: []}
+    seeds = set()
     for group in found:
         if {first, second} - group.variant.keys():
             groups.say([f"{group.label} in {group.env}: it does not have both flags, left out"])
             continue
         logs = [run.log.series[args.y] for run in group.runs if args.y in run.log.series]
         last = np.concatenate([[], *(_last_values(series.values) for series in logs)])
+        seeds.add(len(last))
         cell = json.dumps(group.variant[second]), json.dumps(group.variant[first])
         cells = grids.setdefault((group.env, group.algorithm), {})
         cells[cell] = float(estimate(last, args.estimate)) if len(last) else np.nan
@@ -220,7 +222,11 @@ def _heat_maps(found: list[Group], args: Args) -> Any:
         )
         for (env, algorithm), cells in grids.items()
     ]
-    return draw_grids(drawn, first, second, AXES.get(args.y, args.y), args.title)
+    most = max(seeds)
+    counted = f"{most}" if min(seeds) == most else f"{min(seeds)} to {most}"
+    how = f"{estimate_name(args.estimate, most)} over {counted} seeds" if most > 1 else "1 seed"
+    note = f"last value {'in training' if args.y in (TRAINING, RECENT) else 'of the run'}; each cell: {how}"
+    return draw_grids(drawn, first, second, AXES.get(args.y, args.y), args.title, note)
 
 
 def _last_values(values: np.ndarray) -> np.ndarray:

@@ -161,6 +161,7 @@ def test_a_resume_names_what_the_file_no_longer_knows(copy, capsys):
     assert in_process("--resume", copy) == 0
     printed = capsys.readouterr().out
     assert "--kl-coef" in printed and "algos/ppo_pmap.py" in printed
+    assert read_config(copy)["earlier_scripts"] == ["of another file"]
 
 
 def test_a_run_without_checkpoints_is_resumed_from_step_0(copy, capsys):

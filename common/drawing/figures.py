@@ -187,8 +187,8 @@ def draw(panels: list[Panel], x: str, ylabel: str, title: str = "", note: str = 
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     if shared:
-        _add_shared_legend(figure)
-    if title:
+        _add_shared_legend(figure, title)
+    elif title:
         figure.suptitle(title)
     shades = sorted({line.band.name for panel in panels for line in panel.lines if line.band})
     held = "runs that have ended keep their last value" if x == "wall" and shades else ""
@@ -244,15 +244,17 @@ def _add_legend(axes: Any, title: str) -> None:
     axes.legend(handles, labels, **place, **look)
 
 
-def _add_shared_legend(figure: Any) -> None:
-    """Add one legend with all labels of the axes of a figure."""
+def _add_shared_legend(figure: Any, title: str) -> None:
+    """Add one legend with all labels of the axes of a figure, below the title, which could lie on it elsewhere."""
     entries = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     room = 12 * figure.get_figwidth()  # characters
     columns = max(1, min(len(entries), int(room / (max(map(len, entries)) + 8))))
-    figure.legend(entries.values(), entries.keys(), loc="outside upper left", ncols=columns, frameon=False, fontsize=9)
+    look = {"ncols": columns, "frameon": False, "fontsize": 9, "alignment": "left"}
+    look |= {"title": title, "title_fontproperties": {"weight": "bold"}} if title else {}
+    figure.legend(entries.values(), entries.keys(), loc="outside upper left", **look)
 
 
 class Grid(NamedTuple):
@@ -264,8 +266,11 @@ class Grid(NamedTuple):
     values: np.ndarray  # [R, C], NaN where nothing is known
 
 
-def draw_grids(grids: list[Grid], x: str, y: str, values: str, title: str = "") -> Any:
-    """Draw a matplotlib Figure with a heat map for each grid, whose axes are the factors `x` and `y`."""
+def draw_grids(grids: list[Grid], x: str, y: str, values: str, title: str = "", note: str = "") -> Any:
+    """Draw a matplotlib Figure with a heat map for each grid, whose axes are the factors `x` and `y`.
+
+    Below stands the `note`.
+    """
     from matplotlib.figure import Figure
 
     across = min(len(grids), 3)
@@ -290,6 +295,8 @@ def draw_grids(grids: list[Grid], x: str, y: str, values: str, title: str = "") 
         axes.set_axis_off()
     if title:
         figure.suptitle(title)
+    if note:
+        figure.supxlabel(note, x=0.99, ha="right", fontsize=8, color="0.4")
     return figure
 
 

@@ -51,6 +51,7 @@ class LoggedRun(NamedTuple):
     log: Log
     checksum: str | None = None  # of the state in the end; None while the run goes on
     copies: tuple[Path, ...] = ()  # of equal runs, which are not counted
+    codes: tuple[str, ...] = ()  # checksums of the versions of the algorithm's file that it was made with
 
     @property
     def meaning(self) -> dict[str, str]:
@@ -134,7 +135,15 @@ def _parts(path: Path, metrics: Iterable[str]) -> Iterator[LoggedRun]:
             seeds=seeds,
             log=part,
             checksum=checksum,
+            codes=_codes(config),
         )
+
+
+def _codes(config: dict[str, Any]) -> tuple[str, ...]:
+    """The checksums of an algorithm's file in `config.json`, those before a resume too."""
+    earlier = config.get("earlier_scripts")
+    found = [config.get("script_sha256"), *(earlier if isinstance(earlier, list) else [])]
+    return tuple(str(code) for code in found if code)
 
 
 def once_each(runs: Iterable[LoggedRun]) -> tuple[list[LoggedRun], list[str]]:
@@ -207,6 +216,8 @@ def _pooled(group: Group) -> str:
     if differing := sorted(_differing([run.meaning for run in group.runs])):
         what = f"runs with different {', '.join(differing)} are put together"
         return f"{what}, --by {differing[0]} tells them apart"
+    if len(codes := {code for run in group.runs for code in run.codes}) > 1:
+        return f"runs of {len(codes)} versions of the algorithm's file are put together, which may learn differently"
     counts = Counter(seed for run in group.runs for seed in run.seeds)
     if twice := sorted(seed for seed, count in counts.items() if count > 1):
         return f"seeds {_listed([str(seed) for seed in twice])} count more than once, so intervals are too narrow"

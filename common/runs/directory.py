@@ -136,13 +136,22 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
         if not args.resume:
             _check_unoccupied(path, args.overwrite)
     if args.resume:
-        return path, _compare(args, read_config(path), config, path)
+        stored = read_config(path)
+        config["earlier_scripts"] = _earlier_scripts(stored, config["script_sha256"])
+        return path, _compare(args, stored, config, path)
     if args.init_from:
         flags = read_config(args.init_from)["args"], config["args"]
         if differences(*flags, MEANING):
             changed = differences(*flags, ("env", "recipe", *MEANING))
             raise UsageError(f"--init-from {args.init_from} does not fit: {'; '.join(changed)}")
     return path, []
+
+
+def _earlier_scripts(stored: dict[str, Any], digest: str) -> list[str]:
+    """Checksums of other versions of the algorithm's file with which the run has gone a part of its way."""
+    earlier = stored.get("earlier_scripts")
+    known = earlier if isinstance(earlier, list) else []
+    return sorted({str(one) for one in (*known, stored.get("script_sha256")) if one} - {digest})
 
 
 def check_files(run_dir: Path) -> None:

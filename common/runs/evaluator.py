@@ -13,6 +13,7 @@ from common.device import multihost
 from common.device.evaluation import SEED, Episodes, were_stuck
 from common.envs.masks import NO_LEGAL_ACTION
 from common.runs.checkpoints import overall
+from common.runs.console import brief_returns
 from common.runs.metrics import Row
 from common.runs.results import Score
 
@@ -98,6 +99,9 @@ class Evaluations:
         run = self._run
         self.newest = Score(step, metrics_of(episodes, run.is_game))
         self.goal_reached |= self._reaches_goal(self.newest.returns)
+        if step < run.total:  # the end of a run says it with more numbers
+            earned = brief_returns(self.newest.returns, run.args.is_population)
+            run.console.say(f"greedy   return {earned} at step {step:,}")
         run.recorder.add_evaluation(*self.newest, self._pending[step])
         run.saver.add_evaluation(*self.newest)
         del self._pending[step]  # from now on its checkpoint may go, unless that is the best one

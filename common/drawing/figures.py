@@ -281,7 +281,7 @@ def draw_grids(grids: list[Grid], x: str, y: str, values: str, title: str = "", 
     places = figure.subplots(down, across, squeeze=False).flat
     for axes, grid in zip(places, grids, strict=False):
         image = axes.imshow(grid.values, origin="lower", aspect="auto", cmap=SEQUENTIAL)
-        figure.colorbar(image, ax=axes, label=plain_text(values))
+        figure.colorbar(image, ax=axes).set_label(plain_text(values), size=8)
         axes.set_xticks(range(len(grid.columns)), map(plain_text, grid.columns))
         axes.set_yticks(range(len(grid.rows)), map(plain_text, grid.rows))
         axes.set_xlabel(plain_text(x))

@@ -161,6 +161,8 @@ def test_a_resume_names_what_the_file_no_longer_knows(copy, capsys):
     assert in_process("--resume", copy) == 0
     printed = capsys.readouterr().out
     assert "--kl-coef" in printed and "algos/ppo_pmap.py" in printed
+    assert "earlier_scripts" not in read_config(copy), "nothing was trained with the file of now"
+    assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--quiet") == 0
     assert read_config(copy)["earlier_scripts"] == ["of another file"]
 
 

@@ -390,7 +390,7 @@ class Beside:
 def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
     """Until it is stopped, when it says how many were left."""
     beside, stops, warnings = Beside(), [], []
-    run = SimpleNamespace(args=small_args(), clock=Clock(), is_game=False)
+    run = SimpleNamespace(args=small_args(), clock=Clock(), is_game=False, total=1_000)
     run.console = SimpleNamespace(warn=warnings.append, say=lambda text: None)
     run.saver = Saver(None, small_args(), Start())
     run.recorder = SimpleNamespace(add_evaluation=lambda step, metrics, moment: None)

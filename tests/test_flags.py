@@ -221,7 +221,8 @@ def program(algorithm: Any, **flags: Any) -> list[Any]:
     return [init, update, args.members]
 
 
-@pytest.mark.parametrize("name", [pytest.param(x, marks=[] if x == "ppo" else [SLOW]) for x in CASES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_every_flag_changes_what_is_learned(name):
     """Flags without an effect are named; the same flags are the same program, or this would show nothing."""
     algorithm, cases = CASES[name]
@@ -461,8 +462,9 @@ NO_NOUNS = "A All Also An As How If Of Only Over The Those What When Where Wheth
 
 @pytest.mark.parametrize("args_class", ALL_ARGS + COMMANDS, ids=lambda args: args.__module__)
 def test_help_texts_are_one_sentence_of_what_a_switch_does_or_a_number_is(args_class):
+    _, texts = read_code(args_class)
     for name, kind in kinds_of(args_class).items():
-        text = " ".join(read_code(args_class)[1].get(name, "").split())
+        text = " ".join(texts.get(name, "").split())
         first = re.split(r"[ ,.;:]", text)[0]
         assert re.fullmatch(r"[^.].*\.", text), f"{name} has no sentence: {text}"
         assert not re.search(r"\. ([A-Z]|0:)", text), f"{name} has more than one: {text}"

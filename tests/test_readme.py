@@ -136,7 +136,7 @@ FULL_RUNS = {"a2c_pmap": {}, "q_pmap": {"num_envs": 2, "total_timesteps": 20_000
 REACHED = {"a2c_pmap": 500.0, "q_pmap": 100.0}  # at random it is 20
 
 
-@pytest.fixture(params=BEGINNINGS)
+@pytest.fixture(params=["a2c_pmap", pytest.param("q_pmap", marks=pytest.mark.slow)])
 def written(request, tmp_path, monkeypatch):
     """An algorithm that new-algorithm.md writes, as a module."""
     beginning = BEGINNINGS[request.param]

@@ -175,7 +175,7 @@ class Env:
 
     def _checked_array(self, what: str, value: Any, dtype: Any, shape: tuple[int, ...] = ()) -> jax.Array:
         array, returned = jnp.asarray(value), f"environment {self.name}: step returned {what}"
-        if dtype is bool and array.dtype.kind == "f":  # which may be a fraction
+        if dtype is bool and jnp.issubdtype(array.dtype, jnp.floating):  # which may be a fraction
             raise UsageError(f"{returned} of type {array.dtype}, not true or false")
         if array.shape != shape:
             raise UsageError(f"{returned} of shape {array.shape} instead of {shape}")
@@ -184,17 +184,18 @@ class Env:
         return array.astype(dtype)
 
 
-KINDS = "bifc"  # of types, "u" as "i": each holds numbers of those before it, if it is wide enough
-
-
 def keeps(wide: Any, dtype: Any) -> bool:
-    """Tell if a type holds the numbers of another one, up to rounding and the sign of whole numbers."""
+    """Tell if a type holds the numbers of another one, up to the rounding of whole numbers to floats."""
     if wide == dtype or jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return True
-    old, new = jnp.dtype(wide), jnp.dtype(dtype)
-    had, needed = (KINDS.find(one.kind.replace("u", "i")) for one in (old, new))
-    is_narrower = had == needed == KINDS.find("i") and new.itemsize > old.itemsize
-    return needed <= had and not is_narrower
+    if jnp.issubdtype(wide, jnp.integer) and jnp.issubdtype(dtype, jnp.integer):
+        old, new = jnp.iinfo(wide), jnp.iinfo(dtype)
+        return old.min <= new.min and new.max <= old.max
+    if jnp.issubdtype(wide, jnp.floating) and jnp.issubdtype(dtype, jnp.floating):
+        return float(jnp.finfo(dtype).max) <= float(jnp.finfo(wide).max)
+    kinds = jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating  # each holds those before it
+    had, needed = (next(i for i, kind in enumerate(kinds) if jnp.issubdtype(x, kind)) for x in (wide, dtype))
+    return needed <= had
 
 
 def as_type(x: Any, dtype: Any) -> jax.Array:

@@ -25,12 +25,12 @@ from typing import Any, Literal
 
 from benchmarks.jobs import ROOT, UNCACHED, ends_with_us, last_of, make_folder
 from benchmarks.kernels import PEERS, PROGRAMS, parts_of_run
-from benchmarks.peers.__main__ import SOURCES, TRAINERS, is_source
+from benchmarks.peers.__main__ import TRAINERS, checkouts_of
 from benchmarks.records import machine_class
 from benchmarks.trace import newest_trace, summary_of
 from common.cli.checks import Count, Counts, Timeout, check_flags
 from common.cli.command import main, parse
-from common.cli.errors import TrainingError, UsageError
+from common.cli.errors import TrainingError
 from common.runs.directory import git_hash
 
 Row = dict[str, Any]
@@ -89,14 +89,12 @@ class Args:
 
     def __post_init__(self):
         check_flags(self)
-        for source in self.source:
-            if not any(is_source(peer, source) for peer in SOURCES):
-                raise UsageError(f"--source {source} is no checkout of {' or '.join(SOURCES)}")
+        checkouts_of(self.source)  # raises
 
     @property
     def checkouts(self) -> dict[str, str]:
-        """Those that are given, by peer."""
-        return {p: str(Path(source).resolve()) for source in self.source for p in SOURCES if is_source(p, source)}
+        """Paths of the checkouts, by peer."""
+        return checkouts_of(self.source)
 
 
 class Worker:

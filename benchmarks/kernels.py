@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from benchmarks.jobs import ROOT, UNCACHED, last_line, make_folder
-from benchmarks.peers.__main__ import SOURCES, TRAINERS, install, is_source, python_of
+from benchmarks.peers.__main__ import TRAINERS, checkouts_of, install, python_of
 from benchmarks.records import markdown
 from common.cli.checks import check_flags
 from common.cli.command import main, parse
@@ -89,14 +89,12 @@ class Args:
 
     def __post_init__(self):
         check_flags(self)
-        for source in self.source:
-            if not any(is_source(peer, source) for peer in SOURCES):
-                raise UsageError(f"--source {source} is no checkout of {' or '.join(SOURCES)}")
+        checkouts_of(self.source)  # raises
 
     @property
     def checkouts(self) -> dict[str, str]:
-        """Those that are given, by peer."""
-        return {p: str(Path(source).resolve()) for source in self.source for p in SOURCES if is_source(p, source)}
+        """Paths of the checkouts, by peer."""
+        return checkouts_of(self.source)
 
 
 def compile_all(args: Args) -> None:

@@ -289,7 +289,7 @@ def _masks(spec: EnvSpec, played: Played) -> Iterator[Finding]:
 
 
 def _picture(args: Args, env: Env) -> Iterator[Finding]:
-    """Checks that a `frame` of one's own gives a picture of a state."""
+    """Check that a `frame` of one's own gives a picture of a state."""
     if not is_custom(args.env) or not callable(getattr(env.inner, "frame", None)):
         return
     state = jax.device_get(env.reset(jax.random.key(args.seed))[1])

@@ -436,7 +436,7 @@ def test_numbers_of_more_agents_than_the_run_has_are_refused(run_dir):
         assert "3 agents, in a run of 2" in only_message(outcome(command, run_dir))
 
 
-def test_an_evaluation_of_more_agents_than_the_run_has_chooses_no_member(run_dir):
+def test_an_evaluation_of_more_agents_than_the_run_has_is_none_of_the_policy(run_dir):
     Checkpoints(run_dir / "checkpoints").add_evaluation(256, [0.0, 1.0, 2.0])
     assert load_policy(run_dir).evaluation is None
 

@@ -51,6 +51,17 @@ def is_source(peer: str, source: str) -> bool:
     return bool(source) and (Path(source) / SOURCES[peer]).is_file()
 
 
+def checkouts_of(sources: tuple[str, ...]) -> dict[str, str]:
+    """Absolute paths of checkouts, by the peer that each is of. Raises UsageError where one is of none."""
+    found = {}
+    for source in sources:
+        peers = [peer for peer in SOURCES if is_source(peer, source)]
+        if not peers:
+            raise UsageError(f"--source {source} is no checkout of {' or '.join(SOURCES)}")
+        found |= dict.fromkeys(peers, str(Path(source).resolve()))
+    return found
+
+
 @dataclass(kw_only=True)
 class Args(Choice):
     """Train a peer on all tasks for which its authors publish flags; what is done already is kept."""

@@ -44,12 +44,12 @@ import numpy as np
 from common.actors.threads import Worker
 from common.cli.env_flags import is_custom, steps_on_host
 from common.cli.run_flags import check_params_of_run
-from common.device.evaluation import Episodes, play_episodes, were_stuck
+from common.device.evaluation import Episodes, fault_of, play_episodes
 from common.device.programs import set_up_cache
 from common.drawing.episodes import Recording, draw_gif, record
 from common.envs.environment import Env
 from common.envs.host import evaluation_params
-from common.envs.masks import NO_LEGAL_ACTION, without_privileged
+from common.envs.masks import without_privileged
 from common.envs.registry import make
 from common.envs.spaces import EnvSpec, Space, leaves, map_leaves
 from common.policy import Policy, load_named
@@ -117,8 +117,8 @@ def _play_on_device(args: Args, policy: Policy, name: str, env_params: str, cons
     keys = jax.random.split(jax.random.key(args.seed), args.episodes)
     player = policy.player(args.stochastic)
     episodes = jax.device_get(jax.jit(lambda keys: play_episodes(env, player, keys))(keys))
-    if were_stuck(episodes):
-        raise FailedEnvError(f"{env.name} {NO_LEGAL_ACTION}")
+    if fault := fault_of(episodes):
+        raise FailedEnvError(f"{env.name} {fault}")
     return env, episodes, record(env, player, keys[0], env.max_steps) if args.gif else None
 
 

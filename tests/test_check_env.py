@@ -103,6 +103,15 @@ def test_whole_numbers_and_large_ones_are_told(capsys):
     assert any("codes leave their bounds: 0 to 7" in x.text for x in found)
 
 
+def test_a_choice_outside_of_its_space_is_wrong():
+    spec = make_env("CartPole-v1").spec._replace(observation_space=check_env.spaces.Discrete(3))
+    zeros = np.zeros((2, 1))
+    played = check_env.Played(np.array([[1], [3]]), np.array([1]), zeros, zeros, zeros, zeros, 0.0, 0.0)
+    assert [x.text for x in check_env._numbers(spec, played) if x.kind == "wrong"] == [
+        "the observation of CartPole-v1 is 3, not in its space, Discrete(n=3)"
+    ]
+
+
 def test_parts_without_numbers_are_refused():
     spec = make_env("CartPole-v1").spec
     for space in (spaces.box((0,)), {"x": spaces.box((2, 0)), "y": spaces.box((1,))}):

@@ -24,6 +24,7 @@ from common.envs.bytes import IN_BOUNDS, byte_metrics, describe_bytes, spec_with
 from common.envs.custom import wrap
 from common.envs.environment import LONGEST_HORIZON, Env
 from common.envs.registry import SUITES, check_known, list_envs, make, make_host
+from common.envs.spaces import EnvSpec
 from common.envs.variation import run_env
 from common.nets.distributions import encode_action
 
@@ -117,6 +118,13 @@ def test_choices_of_any_shape_are_a_vector_to_networks_and_keep_their_shape_else
         (0.2, 0.8, np.int32, "between its bounds"),
         (np.nan, 1.0, np.float32, "between its bounds"),
         (0, 2**40, np.int64, "whole numbers"),
+        (-0.5, 0.5, jnp.bfloat16, (-0.5, 0.5)),
+        (-1000, 1000, np.int8, "exceed"),
+        (-5, 5, np.uint8, "exceed"),
+        (0, 2, np.bool_, "exceed"),
+        (0, 1, np.complex64, "real numbers"),
+        (0, 1, np.longdouble, "real numbers"),
+        (0, 1, "datetime64[s]", "real numbers"),
     ],
 )
 def test_bounds_of_actions_are_the_outermost_numbers_of_32_bits_within_them(low, high, dtype, kept):
@@ -135,6 +143,59 @@ def test_choices_that_do_not_start_at_0_are_refused(kind):
     for space in (gymnasium.spaces.Discrete(3, start=1), gymnasium.spaces.MultiDiscrete([2, 2], start=[0, -1])):
         with pytest.raises(ValueError, match="start"):
             spaces.convert({"part": space}, kind)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        *({"n": n} for n in (0, -1, 2.7, True, "3", [3, 4])),
+        {"n": 300, "dtype": np.uint8},
+        {"n": 5, "dtype": np.bool_},
+        {"n": 3, "dtype": np.float32},
+        *({"nvec": nvec} for nvec in ([2.5, 3.0], [2, 0], [True, False])),
+        {"nvec": [2, 3], "shape": (3,)},
+        {"nvec": [2, 300], "dtype": np.uint8},
+    ],
+    ids=str,
+)
+def test_choices_that_nobody_can_count_are_refused(space):
+    for kind in ("action space", "observation space"):
+        with pytest.raises(ValueError, match="not supported"):
+            spaces.convert(SimpleNamespace(**space), kind)
+
+
+def test_our_own_choices_are_checked_too():
+    for space in (spaces.Discrete(0), spaces.MultiDiscrete((2, -1))):
+        with pytest.raises(ValueError, match="at least 1"):
+            spaces.convert(space, "action space")
+
+
+def test_several_choices_of_one_type_keep_it():
+    choices = SimpleNamespace(n=3, shape=(), dtype=np.dtype(np.uint8))
+    assert spaces.convert((choices, choices), "action space").dtype == np.uint8
+
+
+def test_names_of_parts_that_are_no_strings_are_refused():
+    part = SimpleNamespace(n=3)
+    for parts in ({1: part}, {"a": part, 2: part}):
+        with pytest.raises(ValueError, match="strings"):
+            spaces.convert(parts, "observation space")
+
+
+def test_actions_of_narrow_floats_are_not_rounded_to_whole_numbers():
+    space = spaces.convert(SimpleNamespace(low=-1, high=1, shape=(1,), dtype=np.dtype(jnp.bfloat16)), "action space")
+    for numpy in (jnp, np):
+        found = spaces.clip(numpy.array([[0.25]], np.float32), space, (1,), numpy)
+        assert found.dtype == jnp.bfloat16 and float(found[0, 0]) == 0.25
+
+
+def test_bounds_of_observations_that_rule_out_nothing_stay_so_in_a_file():
+    bounds = np.array([np.nan, np.inf, -np.inf, -1.0])
+    space = spaces.convert(SimpleNamespace(low=bounds, high=-bounds, shape=(4,)), "observation space")
+    assert space.low.tolist() == [-np.inf] * 3 + [-1] and space.high.tolist() == [np.inf] * 3 + [1]
+    spec = EnvSpec("Wide-v0", space, np.dtype(np.float32), spaces.Discrete(2))
+    stored = EnvSpec.from_json(spec.to_json()).observation_space
+    assert stored.low.tolist() == space.low.tolist() and stored.high.tolist() == space.high.tolist()
 
 
 def test_whole_actions_reach_an_environment_on_the_devices_as_such():
@@ -315,6 +376,43 @@ def test_types_that_a_step_would_cut_to_those_of_a_reset_are_refused(begun, then
         else:
             with pytest.raises(UsageError, match="cut to"):
                 wrap(kind())
+
+
+def test_an_end_is_true_or_false():
+    class Ends(Pusher):
+        def is_truncated(self, state, params):
+            return jnp.int32(super().is_truncated(state, params))
+
+    with pytest.raises(UsageError, match="truncated of type int32"):
+        wrap(Ends())
+
+
+def test_a_part_of_a_state_keeps_its_shape():
+    class Growing(Pusher):
+        def reset_env(self, key, params):
+            obs, state = super().reset_env(key, params)
+            return obs, {"inner": state, "seen": jnp.zeros(2)}
+
+        def step_env(self, key, state, action, params):
+            obs, inner, *rest = super().step_env(key, state["inner"], action, params)
+            return obs, {"inner": inner, "seen": jnp.append(state["seen"], 0.0)}, *rest
+
+        def is_truncated(self, state, params):
+            return super().is_truncated(state["inner"], params)
+
+    with pytest.raises(UsageError, match=r"seen.*\(3,\).*\(2,\)"):
+        wrap(Growing())
+
+
+@pytest.mark.parametrize("info", [None, [], 3])
+def test_an_info_of_a_step_of_one_s_own_is_a_dictionary(info):
+    class Telling(Pusher):
+        def step(self, key, state, action, params):
+            obs, state, reward, terminated, _ = self.step_env(key, state, action, params)
+            return obs, state, reward, terminated, terminated, info
+
+    with pytest.raises(UsageError, match="not a dictionary"):
+        wrap(Telling())
 
 
 def test_a_complex_reward_is_refused():

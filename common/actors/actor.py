@@ -20,6 +20,7 @@ from common.envs.bytes import spec_with_byte_max
 from common.envs.host import HostEnvs, HostStep, begins, evaluation_params
 from common.envs.masks import check_legal, check_parts, legal_actions
 from common.envs.numbers import cast
+from common.envs.ranges import fault_in
 from common.envs.registry import make_host
 from common.envs.spaces import Box, Discrete, EnvSpec
 from common.envs.suite_tools import readable_errors
@@ -37,7 +38,7 @@ class Stepper:
             obs = worker.envs.reset()
         # What to act on, [N, ...], observations in the networks' types
         self.seen = Seen(self._checked(obs), np.ones(count, bool), np.zeros(count, np.float32))
-        check_legal(self.seen.obs, self.seen.first, worker.envs.spec)
+        self._check_seen(worker.envs.spec, acting=self.seen.first)
 
     def step(self, action: Any) -> tuple[HostStep, list[tuple[int, float, int]]]:
         """Act everywhere; with the step, returns (environment, return, length) of each episode that is over."""
@@ -48,13 +49,18 @@ class Stepper:
         self._check_finite(out.reward, "reward")
         if out.final_obs is not None:
             out = out._replace(final_obs=self._checked(out.final_obs))
-        check_legal(self.seen.obs, ~out.ended | envs.resets_in_step, envs.spec)
+        self._check_seen(envs.spec, acting=~out.ended | envs.resets_in_step)
         self._return += np.where(out.valid, out.reward, 0.0)
         self._length += out.valid
         over = np.flatnonzero(out.ended | (self._length >= self._longest))
         episodes = list(zip(over, self._return[over].tolist(), self._length[over].tolist(), strict=True))
         self._return[over] = self._length[over] = 0
         return out, episodes
+
+    def _check_seen(self, spec: EnvSpec, acting: np.ndarray) -> None:
+        if fault := fault_in(self.seen.obs, spec):
+            raise FailedEnvError(fault)
+        check_legal(self.seen.obs, acting, spec)
 
     def _checked(self, obs: Any) -> Any:
         return jax.tree.map(self._checked_part, self._worker.envs.spec.obs_like, obs)

@@ -15,6 +15,7 @@ from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.masks import completed, policy_spec
 from common.envs.numbers import cast
+from common.envs.ranges import fault_in
 from common.envs.spaces import EnvSpec, batch_shape
 
 
@@ -168,7 +169,11 @@ class Policy:
             typed.append(_in_type(x, like.dtype, what))
         if len(batches) > 1:
             raise UsageError(f"all parts of observations must be of one batch, got batches of {sorted(batches)}")
-        return jax.tree.unflatten(jax.tree.structure(env.obs_like), typed), batches.pop()
+        given = jax.tree.unflatten(jax.tree.structure(env.obs_like), typed)
+        is_known = not any(isinstance(x, jax.core.Tracer) for x in typed)
+        if is_known and (fault := fault_in(given, env)):
+            raise UsageError(fault)
+        return given, batches.pop()
 
     def _of_steps(self, batch: tuple[int, ...], memory: Any, first: Any, reward: Any) -> tuple[Any, Any]:
         """Where episodes begin, and rewards, for a batch of this shape. Raises UsageError where one is missing."""

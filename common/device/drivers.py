@@ -27,10 +27,10 @@ from common.device.rollout import (
 )
 from common.device.sharding import AXIS, TrainState, flat_pmean, same_for_all_seeds
 from common.device.statistics import Tally, count_episodes, new_recent, new_tracker, same_everywhere
-from common.envs.bytes import byte_metrics
 from common.envs.environment import Env, Step
-from common.envs.masks import legal_actions, legal_metrics, to_env, uniform_action
-from common.envs.spaces import EnvSpec
+from common.envs.masks import is_mask, legal_actions, legal_metrics, to_env, uniform_action
+from common.envs.ranges import range_metrics
+from common.envs.spaces import EnvSpec, leaves
 from common.envs.variation import member_env
 
 SMALL = 64  # numbers of an environment, up to which an array of a step is kept beside others in one vector
@@ -70,7 +70,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
         now = Now(hp, run.updates, jax.random.fold_in(key, OTHER_STREAM), minibatches)
         learner, metrics = algorithm.update(learner, rollout, now)
         metrics = same_everywhere(metrics) | scheduled | legal_metrics(rollout.obs, env.action_space, AXIS)
-        metrics |= byte_metrics(rollout.obs, env.observation_space, AXIS)
+        metrics |= range_metrics(rollout.obs, env.observation_space, AXIS)
         metrics |= {"params/norm": global_norm(learner.params)}
         run = run.replace(recent=recent, updates=run.updates + 1)
         return TrainState(learner, actors.replace(tracker=tracker), run), Tally.of(metrics), episodes
@@ -146,10 +146,11 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
         state = TrainState(state.learner, actors, state.run.replace(recent=recent))
         state, tally = learn(state, new, steps.terminated | steps.truncated, learn_key, due)
         # Learning may meet a broken number long after it was stored: these show it at once, before it can be saved.
-        magnitudes = [jnp.mean(jnp.abs(jnp.float32(x))) for x in jax.tree.leaves(transition.next_obs)]
+        seen = leaves(env.observation_space, transition.next_obs)
+        magnitudes = [jnp.mean(jnp.abs(jnp.float32(x))) for name, _, x in seen if not is_mask(name)]
         found = {"env/reward": jnp.mean(out.reward), "env/obs_magnitude": sum(magnitudes) / len(magnitudes)}
         found = flat_pmean(found) | legal_metrics(transition.obs, env.action_space, AXIS)
-        tally |= Tally.of(found | byte_metrics(transition.obs, env.observation_space, AXIS))
+        tally |= Tally.of(found | range_metrics(transition.obs, env.observation_space, AXIS))
         return state, tally, episodes
 
     def collect(learner: Any, actors: Actors, run: RunState, key: jax.Array) -> tuple[Actors, Step, Transition]:

@@ -10,7 +10,8 @@ from common.device.agents import Player, Seen, at_start
 from common.device.rollout import keys_of, step_envs
 from common.device.statistics import Episodes
 from common.envs.environment import Env
-from common.envs.masks import nothing_legal
+from common.envs.masks import NO_LEGAL_ACTION, nothing_legal
+from common.envs.ranges import OUTSIDE, in_space
 
 SEED = 20_250_101  # the same episodes for every run, seed and evaluation
 
@@ -31,7 +32,8 @@ def run_episodes(env: Env, player: Player | Callable, num_episodes: int, seed: i
 def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episodes:
     """One episode from each of `keys` [E], by `player`, of whatever `Player.of` takes; of `env.max_steps` at most.
 
-    The length of an episode is NaN where the player had to act without a legal action, see `were_stuck`.
+    The length of an episode is NaN where the player had to act without a legal action, and infinite where it was shown
+    what its space rules out, see `fault_of`.
     """
     player, num_episodes = Player.of(player), keys.shape[0]
     reset_keys, step_keys, act_keys = jax.vmap(episode_keys)(keys)
@@ -47,6 +49,7 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
         action, memory = player.act(seen, memory, jax.vmap(jax.random.fold_in, (0, None))(act_keys, time))
         out = step_envs(env, jax.vmap(jax.random.fold_in, (0, None))(step_keys, time), env_state, action)
         counted = jnp.where(nothing_legal(seen.obs, env.action_space), jnp.nan, 1.0)
+        counted = jnp.where(in_space(seen.obs, env.observation_space), counted, jnp.inf)
         earned = Episodes(jnp.where(done, 0.0, out.reward), jnp.where(done, 0.0, counted))
         episodes = jax.tree.map(jnp.add, episodes, earned)
         over = out.terminated | out.truncated
@@ -58,6 +61,8 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
     return episodes
 
 
-def were_stuck(episodes: Episodes) -> bool:
-    """Tell if in some of the `episodes`, host arrays, a policy had to act without a legal action."""
-    return bool(np.isnan(episodes.length).any())
+def fault_of(episodes: Episodes) -> str:
+    """Say why the `episodes`, host arrays, do not count, for the end of a sentence on their environment; else ""."""
+    if np.isnan(episodes.length).any():
+        return NO_LEGAL_ACTION
+    return OUTSIDE if np.isinf(episodes.length).any() else ""

@@ -9,6 +9,7 @@ resets and time limits to it.
 import copy
 import difflib
 import importlib
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -48,6 +49,8 @@ class GymnaxStyleEnv(Env):
         if len(outputs) != 6:
             what = "the 6 of gymnax >= 1.0 (observation, state, reward, terminated, truncated, info)"
             raise UsageError(f"environment {self.name}: step returned {len(outputs)} values instead of {what}")
+        if not isinstance(outputs[5], Mapping):
+            raise UsageError(f"environment {self.name}: step returned {outputs[5]!r} as info, not a dictionary")
         if "final_observation" not in outputs[5]:
             raise UsageError(f'environment {self.name}: step left no "final_observation" in its info')
         out = self.checked(Step(*outputs))

@@ -162,8 +162,11 @@ class Env:
         return jax.tree.map(lambda x, like: self._checked_array(what, x, like.dtype, like.shape), obs, like)
 
     def _checked_state(self, path: Any, new: Any, old: jax.ShapeDtypeStruct) -> jax.Array:
+        name = f"state{jax.tree_util.keystr(path)}"
+        if (shape := jnp.shape(new)) != old.shape:
+            told = f"step returned {name} of shape {shape}, and reset of shape {old.shape}"
+            raise UsageError(f"environment {self.name}: {told}: shapes must stay")
         if self.is_of_user:
-            name = f"state{jax.tree_util.keystr(path)}"
             self._check_kept(name, jnp.result_type(new), old.dtype)
         return as_type(new, old.dtype)
 
@@ -175,8 +178,8 @@ class Env:
 
     def _checked_array(self, what: str, value: Any, dtype: Any, shape: tuple[int, ...] = ()) -> jax.Array:
         array, returned = jnp.asarray(value), f"environment {self.name}: step returned {what}"
-        if dtype is bool and jnp.issubdtype(array.dtype, jnp.floating):  # which may be a fraction
-            raise UsageError(f"{returned} of type {array.dtype}, not true or false")
+        if dtype is bool and array.dtype != bool:  # which may be neither 0 nor 1
+            raise UsageError(f"{returned} of type {array.dtype}, not true or false: return {what} != 0")
         if array.shape != shape:
             raise UsageError(f"{returned} of shape {array.shape} instead of {shape}")
         if array.dtype.kind == "c":

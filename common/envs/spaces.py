@@ -77,23 +77,26 @@ def convert(space: Any, what: str) -> Space:
     where nobody could act in it.
     """
     acting = what.startswith("action")
-    if isinstance(space, (Discrete, MultiDiscrete)):
-        return space
-    _check_choices(space, what)
     if hasattr(space, "nvec") or hasattr(space, "n"):
-        return _choices(space, acting)
+        _check_choices(space, what)
+        return space if isinstance(space, (Discrete, MultiDiscrete)) else _choices(space, acting)
     if hasattr(space, "low"):
+        _check_bounds(space, what)
         return _bounds_of_actions(space, what) if acting else _box_seen(space)
     parts = getattr(space, "spaces", space)
     if isinstance(parts, Mapping) and parts:
-        converted = {str(name): convert(parts[name], f"{what} {name}") for name in sorted(parts)}
+        if unnamed := [name for name in parts if not isinstance(name, str)]:
+            raise ValueError(f"{what} has a part {unnamed[0]!r}: names must be strings")
+        converted = {name: convert(parts[name], f"{what} {name}") for name in sorted(parts)}
         _check_names(converted, what)
         return converted
     is_one_of = any(kind.__name__ == "OneOf" for kind in type(space).__mro__)
     if isinstance(parts, (tuple, list)) and parts and not is_one_of:
         converted = tuple(convert(part, f"{what} {index}") for index, part in enumerate(parts))
         if acting and all(isinstance(part, Discrete) for part in converted):
-            return MultiDiscrete(tuple(part.n for part in converted))
+            dtypes = {part.dtype for part in converted}
+            dtype = dtypes.pop() if len(dtypes) == 1 else None
+            return MultiDiscrete(tuple(part.n for part in converted), dtype=dtype)
         return converted
     raise ValueError(
         f"{what} {space!r} is not supported: it must be Discrete, MultiDiscrete, MultiBinary, Box, or a Dict or Tuple"
@@ -124,10 +127,12 @@ def _choices(space: Any, acting: bool) -> Leaf:
 
 
 def _box_seen(space: Any) -> Box:
-    """A Box of observations, whose bounds need not be exact."""
+    """A Box of observations, whose bounds need not be exact; one that rules out nothing, such as NaN, is infinite."""
     shape = tuple(space.shape)
     with np.errstate(over="ignore"):  # the largest number of 64 bits, where others say infinity
         low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (space.low, space.high))
+    low = np.where(low < np.inf, low, -np.inf)
+    high = np.where(high > -np.inf, high, np.inf)
     return Box(low, high, shape)
 
 
@@ -144,7 +149,7 @@ def _bounds_of_actions(space: Any, what: str) -> Box:
     bounds = (np.broadcast_to(np.asarray(bound), shape).astype(np.float64) for bound in (space.low, space.high))
     low, high = bounds
     with np.errstate(over="ignore"):
-        if own.kind == "f":  # a bound is what it is in the space's own type
+        if jnp.issubdtype(own, jnp.floating):  # a bound is what it is in the space's own type
             low = low.astype(own).astype(np.float64)
             high = high.astype(own).astype(np.float64)
         else:
@@ -153,7 +158,7 @@ def _bounds_of_actions(space: Any, what: str) -> Box:
     # The largest number of 64 bits, where others say infinity, stays infinite
     least = np.where(np.isfinite(least) & (least < low), np.nextafter(least, np.float32(np.inf)), least)
     most = np.where(np.isfinite(most) & (most > high), np.nextafter(most, np.float32(-np.inf)), most)
-    if own.kind != "f" and np.any(np.maximum(np.abs(low), np.abs(high)) > MOST_WHOLE):
+    if not jnp.issubdtype(own, jnp.floating) and np.any(np.maximum(np.abs(low), np.abs(high)) > MOST_WHOLE):
         told = f"whole numbers must be within -{MOST_WHOLE:,} .. {MOST_WHOLE:,}, as floats of 32 bits have them"
         raise ValueError(f"{what} {space!r} is not supported: {told}")
     if not np.all((least <= most) & (least < np.inf) & (most > -np.inf)):  # also where one is NaN
@@ -169,17 +174,51 @@ def _unusual(space: Any, usual: Any) -> np.dtype | None:
 
 
 def _check_choices(space: Any, what: str) -> None:
-    """Raise ValueError where the choices of a space do not begin at 0, or are more than can be counted."""
+    """Raise ValueError where the choices of a space do not begin at 0, or cannot be counted in their own type."""
     if np.any(getattr(space, "start", 0)):
         raise ValueError(f"{what} {space!r} does not start at 0, which is not supported")
-    if np.any(np.asarray(getattr(space, "nvec", getattr(space, "n", 0))) > HIGHEST):
+    told = f"{what} {space!r} is not supported"
+    has_counts = hasattr(space, "nvec")
+    counts = np.asarray(space.nvec if has_counts else space.n)
+    if counts.dtype.kind not in "iu" or np.any(counts < 1):
+        raise ValueError(f"{told}: numbers of choices must be whole and at least 1")
+    if np.any(counts > HIGHEST):
         raise ValueError(f"{what} {space!r} has more than {HIGHEST:,} choices")
+    shape = tuple(getattr(space, "shape", None) or ())
+    if has_counts and shape and math.prod(shape) != counts.size:
+        raise ValueError(f"{told}: it has shape {shape} and {counts.size} numbers of choices")
+    if not (has_counts or shape) and counts.ndim:
+        raise ValueError(f"{told}: its number of choices has shape {counts.shape}, it is not one number")
+    highest = 1 if not has_counts and shape else int(counts.max(initial=1)) - 1  # MultiBinary has `n` bits
+    dtype = np.dtype(getattr(space, "dtype", None) or np.int32)
+    is_bit = dtype.kind == "b" and highest <= 1
+    if not is_bit and (dtype.kind not in "iu" or highest > np.iinfo(dtype).max):
+        raise ValueError(f"{told}: its type {dtype} does not hold its choice {highest}")
+
+
+def _check_bounds(space: Any, what: str) -> None:
+    """Raise ValueError where a Box is not of real numbers, or has finite bounds that its own type does not hold."""
+    told = f"{what} {space!r} is not supported"
+    dtype = np.dtype(getattr(space, "dtype", None) or np.float32)
+    kinds = jnp.bool_, jnp.integer, jnp.floating
+    if dtype.itemsize > 8 or not any(jnp.issubdtype(dtype, kind) for kind in kinds):
+        raise ValueError(f"{told}: its type is {dtype}, which is none of real numbers in at most 64 bits")
+    if jnp.issubdtype(dtype, jnp.floating):
+        return
+    lowest, highest = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    for bound in (space.low, space.high):
+        bound = np.asarray(bound)
+        if np.any(np.isfinite(bound) & ((bound < lowest) | (bound > highest))):
+            raise ValueError(f"{told}: its type {dtype} holds {lowest} to {highest}, which its bounds exceed")
 
 
 def as_seen(name: str, space: Space, obs: Any) -> tuple[Space, Any]:
     """A space with the shapes of an observation, and the observation's types: what is declared is sometimes wrong."""
 
     def fitting(leaf, x):
+        if not isinstance(leaf, Box) and (x.shape != leaf.shape or jnp.issubdtype(x.dtype, jnp.floating)):
+            given = f"observations of type {x.dtype} and shape {x.shape}"
+            raise UsageError(f"environment {name}: it gives {given} where its space is {leaf} of shape {leaf.shape}")
         if isinstance(leaf, Box) and x.dtype in (np.int32, np.uint32):
             bounds = np.abs(np.stack([leaf.low, leaf.high]))
             largest = np.max(bounds, where=bounds < UNBOUNDED, initial=0)
@@ -277,7 +316,8 @@ def clip(action: Any, space: Space, batch: tuple[int, ...] = (), np: Any = jnp) 
         x = x.reshape(*batch, *leaf.shape)
         if isinstance(leaf, Box):
             x = np.clip(x, leaf.low, leaf.high)
-        if leaf.dtype is not None and leaf.dtype.kind != "f" and x.dtype.kind == "f":
+        is_whole = leaf.dtype is not None and not jnp.issubdtype(leaf.dtype, jnp.floating)
+        if is_whole and jnp.issubdtype(x.dtype, jnp.floating):
             x = np.rint(x)
         return x if leaf.dtype is None else x.astype(leaf.dtype)
 

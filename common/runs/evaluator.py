@@ -10,8 +10,7 @@ from jax.experimental import multihost_utils
 
 from common.cli.errors import TrainingError
 from common.device import multihost
-from common.device.evaluation import SEED, Episodes, were_stuck
-from common.envs.masks import NO_LEGAL_ACTION
+from common.device.evaluation import SEED, Episodes, fault_of
 from common.runs.checkpoints import overall
 from common.runs.console import brief_returns
 from common.runs.metrics import Row
@@ -73,8 +72,8 @@ class Evaluations:
                 self.beside.begin(step, played)
             else:  # it belongs to this step's row and checkpoint
                 episodes = episodes_of(played, run.args)
-                if were_stuck(episodes):
-                    why = f"{run.env_name} {NO_LEGAL_ACTION}"
+                if fault := fault_of(episodes):
+                    why = f"{run.env_name} {fault}"
                     run.console.warn(f"the evaluation at step {step:,} does not count: {why}")
                 self._end(step, episodes)
 

@@ -8,6 +8,7 @@ from typing import Any
 from common.cli.errors import TrainingError
 from common.device.outcome import Outcome
 from common.envs.bytes import IN_BOUNDS
+from common.envs.ranges import IN_SPACE, OUTSIDE
 from common.runs.metrics import Log, LogWriter, Row, is_number, jsonable, read_log
 
 Callback = Callable[[Row], Any]
@@ -188,6 +189,8 @@ class Recorder:
         advice = "look at the environment's rewards, observations and masks, or take smaller steps"
         if name == IN_BOUNDS:
             advice = "bytes are outside of the bounds of their space: mend those, or say the largest by --byte-max"
+        if name == IN_SPACE:
+            advice = f"an observation {OUTSIDE}"
         where = f"{name} is not finite at step {step} (seed {seed})"
         return TrainingError(f"{where}; {self._run.saver.last_good()}; {advice}")
 

@@ -74,18 +74,37 @@ def _element(space: Space, obs: Any, what: str) -> Any:
         )
     if not isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
         return obs
-    array = _array(obs, what)
+    array = array_of(obs, what)
     if array.shape != space.shape and not array.size == 1 == np.prod(space.shape):
         raise FailedEnvError(f"{what} has shape {array.shape} instead of {space.shape}")
     typed = _typed(array.reshape(space.shape), space.dtype, what)
-    if isinstance(space, Discrete | MultiDiscrete):
-        count = space.n if isinstance(space, Discrete) else space.nvec
-        if not np.all((typed >= space.start) & (typed - space.start < count)):
+    if not isinstance(space, Box):
+        count = 2 if isinstance(space, MultiBinary) else space.n if isinstance(space, Discrete) else space.nvec
+        start = 0 if isinstance(space, MultiBinary) else space.start
+        if not np.all((typed >= start) & (typed - start < count)):
             raise FailedEnvError(f"{what} {_shown(typed.tolist())} is not in its space, {space}")
     return np.array(typed)
 
 
-def _array(value: Any, what: str) -> np.ndarray:
+def mask_of(legal: Any, space: Space, what: str) -> Any:
+    """A mask of legal actions in the shape and the type of its space, a Box or a Tuple of such.
+
+    Raises FailedEnvError where it has other parts or shapes, or another number than 0 and 1.
+    """
+    if isinstance(space, Tuple):
+        if not isinstance(legal, tuple | list) or len(legal) != len(space):
+            raise FailedEnvError(f"{what} is {_shown(legal)}, which has not the {len(space)} parts of the first one")
+        return tuple(mask_of(part, of_part, what) for part, of_part in zip(legal, space.spaces, strict=True))
+    array = array_of(legal, what)
+    if array.shape != space.shape:
+        raise FailedEnvError(f"{what} has shape {array.shape} instead of {space.shape}")
+    if not np.all((array == 0) | (array == 1)):
+        raise FailedEnvError(f"{what} is {_shown(array.tolist())}, not 0 for illegal and 1 for legal actions")
+    return array.astype(space.dtype)
+
+
+def array_of(value: Any, what: str) -> np.ndarray:
+    """A value as an array of real numbers. Raises FailedEnvError, naming `what` it is, where it is none."""
     if isinstance(value, bytes | bytearray | memoryview):
         raise FailedEnvError(f"{what} is {_shown(value)}, not numbers")
     if np.ma.is_masked(value):
@@ -114,7 +133,7 @@ def _number(value: Any, what: str) -> float:
     # Also NumPy's, and whole numbers and fractions of any size; a span of time counts among them
     if isinstance(value, numbers.Real) and not isinstance(value, np.timedelta64):
         return _as_float(value)
-    array = _array(value, what)
+    array = array_of(value, what)
     if array.size != 1:
         raise FailedEnvError(f"{what} has shape {array.shape}, it is not one number")
     return float(array.item())
@@ -129,7 +148,7 @@ def _truth(value: Any, what: str) -> bool:
 
 def of_each(values: Any, count: int, what: str) -> np.ndarray:
     """The rewards, or the ends, of `count` environments, [N]. Raises FailedEnvError where there is no one of each."""
-    array = _array(values, what)
+    array = array_of(values, what)
     if array.size != count:
         raise FailedEnvError(f"{what} of {count} environments have shape {array.shape}")
     return array.reshape(count)

@@ -28,7 +28,7 @@ from gymnasium.wrappers import TransformObservation
 
 from common.cli.errors import FailedEnvError
 from common.envs.suite_tools import reason
-from suites.tools.checked import CheckedEnv, outputs_of
+from suites.tools.checked import CheckedEnv, array_of, mask_of, outputs_of
 from suites.tools.shared import PARTIAL, WITHOUT_VELOCITIES
 
 CLOSING = 1.0  # seconds that processes get to end by themselves
@@ -222,7 +222,7 @@ class MaskObserved(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env, mask: str, legal: Any):
         """`legal` is a mask: an array, or a tuple of such."""
         super().__init__(env)
-        self._mask, self._space, self._has_parts = mask, _space_of(legal), isinstance(env.observation_space, Dict)
+        self._mask, self._space, self._has_parts = mask, _space_of(legal, mask), isinstance(env.observation_space, Dict)
         parts = env.observation_space.spaces if self._has_parts else {"obs": env.observation_space}
         self.observation_space = Dict({mask: self._space, **parts})
 
@@ -238,18 +238,20 @@ class MaskObserved(gymnasium.Wrapper):
         legal = info.get(self._mask)
         if legal is None and not over:  # at the end nobody acts
             raise FailedEnvError(f"the info of {self.env.spec.id} has lost its {self._mask} after a step")
-        return {self._mask: _typed(self._space, legal), **(obs if self._has_parts else {"obs": obs})}
+        legal = _everything(self._space) if legal is None else mask_of(legal, self._space, f"the {self._mask}")
+        return {self._mask: legal, **(obs if self._has_parts else {"obs": obs})}
 
 
-def _space_of(legal: Any) -> Space:
-    return Tuple(map(_space_of, legal)) if isinstance(legal, tuple) else Box(0, 1, np.shape(legal), np.int8)
+def _space_of(legal: Any, name: str) -> Space:
+    """The space of a mask called `name`: of an array, or of a tuple of such."""
+    if isinstance(legal, tuple):
+        return Tuple([_space_of(part, name) for part in legal])
+    return Box(0, 1, array_of(legal, f"the {name}").shape, np.int8)
 
 
-def _typed(space: Space, legal: Any) -> Any:
-    """A mask in the types of its space; None is everything."""
-    if isinstance(space, Tuple):
-        return tuple(map(_typed, space.spaces, [None] * len(space) if legal is None else legal))
-    return space.high if legal is None else np.asarray(legal, space.dtype)
+def _everything(space: Space) -> Any:
+    """A mask for which all actions are legal."""
+    return tuple(map(_everything, space.spaces)) if isinstance(space, Tuple) else space.high
 
 
 def make_partial(whole: str, **arguments: Any) -> gymnasium.Env:

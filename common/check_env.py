@@ -53,7 +53,7 @@ from common.drawing.pictures import fitting
 from common.envs import spaces
 from common.envs.environment import Env
 from common.envs.masks import check_parts, is_mask, legal_actions, nothing_legal
-from common.envs.ranges import fault_in
+from common.envs.ranges import are_bytes_in_bounds, are_choices, fault_in
 from common.envs.registry import make, make_host
 from common.envs.spaces import Box, EnvSpec
 from common.envs.suite_tools import place_in_code, readable_errors, reason
@@ -222,6 +222,9 @@ def _findings(spec: EnvSpec, played: Played, again: Played) -> Iterator[Finding]
     yield from _speed(played)
 
 
+IN_SPACE = are_choices, are_bytes_in_bounds
+
+
 def _numbers(spec: EnvSpec, played: Played) -> Iterator[Finding]:
     """Checks that numbers are finite, and within their bounds."""
     bad = False
@@ -242,7 +245,7 @@ def _numbers(spec: EnvSpec, played: Played) -> Iterator[Finding]:
             yield Finding("note", f"{what} are always the same, whatever the actions")
         elif np.max(np.abs([low, high])) > LARGE and x.dtype != np.uint8:
             yield Finding("note", f"{what} are large: train with --normalize-obs")
-    if fault := fault_in(played.first_obs, spec) or fault_in(played.obs, spec):
+    if fault := fault_in(played.first_obs, spec, IN_SPACE) or fault_in(played.obs, spec, IN_SPACE):
         bad = True
         yield Finding("wrong", fault)
     if not np.isfinite(played.reward).all():

@@ -1,5 +1,6 @@
 """gymnasium's environments: `gymnasium:CartPole-v1`, or `gymnasium:module:id` where that module registers them."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from common.cli.errors import UsageError
+from common.cli.errors import FailedEnvError, UsageError
 from common.envs import spaces
 from common.envs.host import HostOptions, HostStep
 from common.envs.masks import MASK
@@ -71,7 +72,7 @@ class SuiteEnv:
     def step(self, action: np.ndarray) -> HostStep:
         *outputs, infos = self._inner.step(self._conversion.actions(action))
         if self._reuses_arrays:
-            outputs = _copied(outputs)
+            outputs = _copied(tuple(outputs))
         obs, reward, *ends = outputs
         terminated = true_of_each(ends[0], self.num_envs, "terminated")
         truncated = true_of_each(ends[1], self.num_envs, "truncated")
@@ -89,6 +90,8 @@ class SuiteEnv:
         """Observations [N, ...] with the last of the old episode where a new one has begun."""
         if not over.any():
             return obs
+        if "final_obs" not in infos:
+            raise FailedEnvError(f"the infos of {self._env_id} have no final_obs at the end of an episode")
         final_obs = _copied(obs)
         for index in np.flatnonzero(over):
             for _, _, x, last in spaces.leaves(self._conversion.theirs, final_obs, infos["final_obs"][index]):
@@ -142,4 +145,5 @@ def _vectorized_with_frames(env_id: str, options: HostOptions) -> tuple[Any, str
 
 def _copied(tree: Any) -> Any:
     """The same arrays, which nobody else writes into."""
-    return jax.tree.map(np.array, tree)
+    is_array = lambda x: not isinstance(x, Mapping | tuple)  # noqa: E731
+    return jax.tree.map(partial(np.array, subok=True), tree, is_leaf=is_array)

@@ -83,6 +83,7 @@ CASES = [
     ("dqn", "--distribution c51 --v-min 1 --v-max 1", "--v-min, --v-max"),
     ("dqn", "--n-steps 4 --learning-starts 3", "--n-steps 4, --learning-starts"),
     # what float32 does not hold, and networks that nothing compiles
+    ("ppo", "--gamma 0.99999999999", "--gamma, 1 or further, float32, 0.99999999999"),
     ("dqn", "--distribution c51 --v-min -1e39", "--v-min, 3.4e+38, float32, -1e+39"),
     ("dqn", "--distribution c51 --v-min 1e8 --v-max 100000001", "--v-min, --num-atoms, 51, 100000001, 0.02"),
     ("dqn", "--distribution c51 --v-min -3e38 --v-max 3e38", "--v-max, 3e+38, 8.51e+37"),

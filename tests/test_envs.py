@@ -20,9 +20,10 @@ from common.cli.errors import UsageError
 from common.device.rollout import action_noise, new_starts, split_keys, step_envs
 from common.device.sharding import flatten, key_data, to_devices, to_host, unflatten
 from common.envs import spaces
-from common.envs.bytes import IN_BOUNDS, byte_metrics, describe_bytes, spec_with_byte_max
+from common.envs.bytes import IN_BOUNDS, describe_bytes, spec_with_byte_max
 from common.envs.custom import wrap
 from common.envs.environment import LONGEST_HORIZON, Env
+from common.envs.ranges import range_metrics
 from common.envs.registry import SUITES, check_known, list_envs, make, make_host
 from common.envs.spaces import EnvSpec
 from common.envs.variation import run_env
@@ -154,6 +155,7 @@ def test_choices_that_do_not_start_at_0_are_refused(kind):
         {"n": 3, "dtype": np.float32},
         *({"nvec": nvec} for nvec in ([2.5, 3.0], [2, 0], [True, False])),
         {"nvec": [2, 3], "shape": (3,)},
+        {"nvec": [[2, 3, 4], [5, 6, 7]], "shape": (3, 2)},
         {"nvec": [2, 300], "dtype": np.uint8},
     ],
     ids=str,
@@ -237,6 +239,13 @@ def test_a_flag_says_what_the_largest_byte_is_for_networks_on_the_device_and_on_
         assert spaces.encode(jnp.full((1, *space.shape), 10, jnp.uint8), space).max() == 0.5
     declared = make("helpers:Parts").spec
     assert spec_with_byte_max(declared, 0).to_json() == declared.to_json() != on_device.to_json()
+
+
+def test_bounds_of_bytes_outlive_another_shape_and_impossible_numbers():
+    for low, high, shape in ((0, 5, (20, 20)), (-1, 5, (20, 20, 3))):
+        space = spaces.box(shape, low, high)
+        found, _ = spaces.as_seen("Codes-v0", space, jax.ShapeDtypeStruct((20, 20, 3), np.uint8))
+        assert [float(bound.max()) for bound in spaces.byte_range(found)] == [0, 5]
 
 
 def test_the_header_names_bytes_that_may_be_codes():
@@ -342,6 +351,11 @@ def test_environments_begin_anew_as_if_each_step_had_a_reset_in_it(name):
         (np.int32(0), jnp.bfloat16(0.5), False),
         (np.int32(0), np.uint8(3), True),
         (np.float32(0), jnp.bfloat16(1), True),
+        (jnp.bfloat16(0), np.int32(300), False),
+        (jnp.bfloat16(0), np.float16(1), False),
+        (jnp.bfloat16(0), np.int8(1), False),
+        (np.float16(0), np.int32(7), False),
+        (np.float16(0), np.int8(7), True),
     ],
     ids=str,
 )
@@ -355,7 +369,7 @@ def test_types_that_a_step_would_cut_to_those_of_a_reset_are_refused(begun, then
 
         def step_env(self, key, state, action, params):
             obs, inner, *rest = super().step_env(key, state[0], action, params)
-            return obs, (inner, state[1] * 0 + then), *rest
+            return obs, (inner, jnp.asarray(then)), *rest
 
         def is_truncated(self, state, params):
             return super().is_truncated(state[0], params)
@@ -376,6 +390,46 @@ def test_types_that_a_step_would_cut_to_those_of_a_reset_are_refused(begun, then
         else:
             with pytest.raises(UsageError, match="cut to"):
                 wrap(kind())
+
+
+@pytest.mark.parametrize("value", [np.int64(3_000_000_000), np.uint64(2**40), np.float64(1e300)], ids=str)
+@pytest.mark.parametrize("part", ["reward", "state", "obs"])
+def test_numbers_of_64_bits_are_kept_or_refused(value, part):
+    class Large(Pusher):
+        def step_env(self, key, state, action, params):
+            obs, inner, reward, *rest = super().step_env(key, state[0], action, params)
+            outputs = {"obs": obs, "state": jnp.zeros((), np.float32), "reward": reward}
+            outputs[part] = np.full(obs.shape, value) if part == "obs" else value
+            return outputs["obs"], (inner, outputs["state"]), outputs["reward"], *rest
+
+        def reset_env(self, key, params):
+            obs, inner = super().reset_env(key, params)
+            return obs, (inner, jnp.zeros((), np.float32))
+
+        def is_truncated(self, state, params):
+            return super().is_truncated(state[0], params)
+
+    with pytest.raises(UsageError, match="does not hold"):
+        wrap(Large())
+
+
+def test_a_time_limit_that_is_no_whole_number_counts_as_the_next_one():
+    pusher = Pusher()
+    assert wrap((pusher, pusher.default_params.replace(max_steps_in_episode=20.5))).max_steps == 21
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int4"])
+def test_types_with_which_networks_do_not_compute_are_refused(dtype):
+    class Narrow(Pusher):
+        def get_obs(self, state, params=None, key=None):
+            return super().get_obs(state).astype(dtype)
+
+        def reset_env(self, key, params):
+            obs, state = super().reset_env(key, params)
+            return obs.astype(dtype), state
+
+    with pytest.raises(UsageError, match=dtype):
+        wrap(Narrow())
 
 
 def test_an_end_is_true_or_false():
@@ -464,6 +518,6 @@ def test_bytes_outside_of_their_bounds_are_found_on_any_device(byte, in_bounds):
     space = {"codes": spaces.box((2,), 1, 5), "picture": spaces.box((2, 2, 1), 0, 255)}
     obs = {"codes": np.full((4, 2), 3, np.uint8), "picture": np.full((4, 2, 2, 1), 255, np.uint8)}
     obs["codes"][3, 1] = byte
-    found = over_devices(lambda obs: byte_metrics(obs, space, helpers.AXIS), 2, obs)[IN_BOUNDS]
+    found = over_devices(lambda obs: range_metrics(space, helpers.AXIS, obs), 2, obs)[IN_BOUNDS]
     assert np.isfinite(found).tolist() == [in_bounds] * 2
-    assert not byte_metrics({"picture": obs["picture"]}, {"picture": space["picture"]}, "")
+    assert not range_metrics({"picture": space["picture"]}, "", {"picture": obs["picture"]})

@@ -567,6 +567,26 @@ def test_bytes_that_an_environment_gives_as_other_numbers_are_kept_or_refused():
             _element(gymnasium.spaces.Discrete(3), wrong, "obs")
 
 
+@pytest.mark.parametrize(
+    "obs",
+    [
+        [[0.0, 0.0]] * 2,
+        np.zeros((2, 2), complex),
+        np.zeros((2, 2), "datetime64[s]"),
+        np.array([["a", "b"]] * 2),
+        np.zeros((2, 2), object),
+        np.ma.array(np.zeros((2, 2)), mask=True),
+    ],
+    ids=range(6),
+)
+def test_observations_of_a_vector_environment_are_an_array_of_numbers(obs):
+    stepper = object.__new__(Stepper)
+    stepper._length = np.zeros(2, int)
+    stepper._worker = SimpleNamespace(name="Odd-v0")
+    with pytest.raises(FailedEnvError, match="not an array of numbers"):
+        stepper._checked_part(jax.ShapeDtypeStruct((2,), np.float32), obs)
+
+
 def test_rewards_and_ends_of_a_vector_environment_are_one_of_each():
     assert of_each(np.ones((2, 1)), 2, "rewards").shape == (2,)
     assert true_of_each([0, 1], 2, "terminated").tolist() == [False, True]

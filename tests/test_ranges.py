@@ -2,26 +2,37 @@
 
 from types import SimpleNamespace
 
+import dqn_pmap as dqn
 import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import ppo_pmap as ppo
+import ppo_rnn_pmap as ppo_rnn
 import pytest
-from helpers import AXIS, Fussy, Toy, make_env, over_devices, small_args
+from gymnax.environments.spaces import Box
+from helpers import AXIS, Fussy, Pixels, Toy, make_env, over_devices, small_args, small_rnn_args
 
 from common.cli.errors import FailedEnvError, TrainingError, UsageError
 from common.device.agents import Policy
 from common.device.evaluation import fault_of, run_episodes
+from common.device.optim import hp_of
 from common.envs import spaces
 from common.envs.custom import wrap
 from common.envs.environment import Env, Step
-from common.envs.ranges import IN_SPACE, OUTSIDE, fault_in, in_space, range_metrics
+from common.envs.masks import check_parts
+from common.envs.ranges import IN_SPACE, OUTSIDE, are_choices, fault_in, in_space, range_metrics
 from common.envs.spaces import Discrete, EnvSpec, MultiDiscrete
 from suites.tools.checked import _element, mask_of
 
-SPACE = {"action_mask": spaces.box((2,), 0, 1), "place": Discrete(3), "cards": MultiDiscrete((2, 4), (2, 1))}
-FITTING = {"action_mask": [0.0, 1.0], "place": 2, "cards": [[1], [3]]}
+BITS = spaces.convert(gymnasium.spaces.MultiBinary(2), "observation space")
+SPACE = {
+    "action_mask": spaces.box((2,), 0, 1),
+    "place": Discrete(3),
+    "cards": MultiDiscrete((2, 4), (2, 1)),
+    "bits": BITS,
+}
+FITTING = {"action_mask": [0.0, 1.0], "place": 2, "cards": [[1], [3]], "bits": [0, 1]}
 WRONG = [
     {"action_mask": [0.0, -1e9]},
     {"action_mask": [0.5, 1.0]},
@@ -29,6 +40,8 @@ WRONG = [
     {"place": 3},
     {"place": -1},
     {"cards": [[2], [0]]},
+    {"bits": [0, 7]},
+    {"bits": [0, -1]},
 ]
 
 
@@ -45,7 +58,7 @@ def test_choices_and_masks_outside_of_their_space_are_found_on_any_device(wrong)
     spec = EnvSpec("Odd-v0", SPACE, None, Discrete(2))
     for changes, fits in (({}, True), (wrong, False)):
         obs = observations(**changes)
-        found = over_devices(lambda obs: range_metrics(obs, SPACE, AXIS), 2, obs)[IN_SPACE]
+        found = over_devices(lambda obs: range_metrics(SPACE, AXIS, obs), 2, obs)[IN_SPACE]
         assert np.isfinite(found).tolist() == [fits] * 2
         assert in_space(obs, SPACE, np).tolist() == [True, True, True, fits]
         assert (fault_in(obs, spec) == "") == fits
@@ -55,8 +68,8 @@ def test_choices_and_masks_outside_of_their_space_are_found_on_any_device(wrong)
 def test_numbers_and_masks_of_truths_cost_no_check():
     obs = {"action_mask": np.ones((4, 2), bool), "numbers": np.full((4, 1), 7.0)}
     space = {"action_mask": spaces.box((2,), 0, 1), "numbers": spaces.box((1,), 0, 1)}
-    assert in_space(obs, space, np) is True
-    assert range_metrics(obs, space, AXIS) == {}
+    assert in_space(obs, space, np, (are_choices,)) is True
+    assert range_metrics(space, AXIS, obs) == {}
 
 
 class Beyond(Toy):
@@ -76,6 +89,47 @@ class Additive(Fussy):
         return {"obs": Toy.get_obs(self, state), "action_mask": mask}
 
 
+class BeyondAtTheEnd(Beyond):
+    """Observes what its space does not have where the time limit strikes, and nowhere else."""
+
+    def get_obs(self, state, params=None, key=None):
+        return jnp.where(state.time >= self.parameters.max_steps_in_episode, 7, 1)
+
+
+class AdditiveAtTheEnd(Fussy):
+    """Has a mask of another kind where the time limit strikes, and nowhere else."""
+
+    def get_obs(self, state, params=None, key=None):
+        obs = super().get_obs(state)
+        is_last = state.time >= self.parameters.max_steps_in_episode
+        return obs | {"action_mask": jnp.where(is_last, -1e9, obs["action_mask"])}
+
+
+@pytest.mark.parametrize("kind", [BeyondAtTheEnd, AdditiveAtTheEnd])
+@pytest.mark.parametrize("algorithm", [ppo, dqn], ids=["ppo", "dqn"])
+def test_the_last_observation_of_an_episode_has_to_be_in_its_space_too(kind, algorithm, tmp_path):
+    flags = {"num_envs": 16, "hidden_sizes": (4,), "eval_interval": 0, "num_devices": 1, "eval_episodes": 4}
+    flags |= {"total_timesteps": 4096, "run_dir": str(tmp_path / "run"), "checkpoint_interval": 0, "quiet": True}
+    with pytest.raises(TrainingError, match="action_mask of more than 0 and 1"):
+        algorithm.train(algorithm.Args(**flags), env=wrap(kind()))
+
+
+class NotFinite(Toy):
+    def get_obs(self, state, params=None, key=None):
+        return super().get_obs(state) * jnp.where(state.time == 3, jnp.nan, 1.0)
+
+
+class Codes(Pixels):
+    """Observes bytes above the bound of its space from the second step on."""
+
+    observations = Box(0, 5, (5, 6, 2), jnp.uint8)
+
+
+@pytest.mark.parametrize("kind", [NotFinite, Codes])
+def test_an_evaluation_of_numbers_that_no_policy_can_use_does_not_count(kind):
+    assert fault_of(run_episodes_of(wrap(kind()))) == OUTSIDE
+
+
 @pytest.mark.parametrize("kind", [Beyond, Additive])
 def test_a_run_and_an_evaluation_on_what_a_space_rules_out_do_not_count(kind, tmp_path):
     env = wrap(kind())
@@ -92,11 +146,53 @@ def run_episodes_of(env):
     return jax.device_get(jax.tree.map(lambda x: x[0], episodes))
 
 
+def policy_for(name, **flags):
+    """A policy of PPO with its first parameters."""
+    env = make_env(name)
+    args = small_args(**flags)
+    algorithm = ppo.make_algorithm(args, env.spec)
+    return Policy(algorithm, algorithm.init(jax.random.key(0), hp_of(args)), env.spec)
+
+
+NOT_FINITE = [[0.0, np.nan], [np.inf, 0.0], jnp.array([jnp.nan, 0.0])]
+
+
+@pytest.mark.parametrize("obs", [*NOT_FINITE, np.ma.array([0.0, 1.0], mask=[True, False])], ids=range(4))
+def test_a_policy_refuses_numbers_that_are_none(obs):
+    policy = policy_for("Toy")
+    policy([0.0, 1.0])
+    with pytest.raises(UsageError, match="finite|masked"):
+        policy(obs)
+
+
+TOLD = [("no", 0.0), (np.nan, 0.0), (2, 0.0), ([0, 1, 1], 0.0), (True, np.nan), (True, 1e39)]
+
+
+@pytest.mark.parametrize(("first", "reward"), TOLD, ids=range(6))
+def test_a_policy_with_memory_is_told_truths_and_finite_numbers(first, reward):
+    args = small_rnn_args(obs_prev_action_reward=True)
+    env = make_env("Toy")
+    algorithm = ppo_rnn.make_algorithm(args, env.spec)
+    policy = Policy(algorithm, algorithm.init(jax.random.key(0), hp_of(args)), env.spec)
+    memory = policy.initial_memory(1)
+    policy(np.zeros((1, 2)), memory, [True], reward=[0.0])
+    with pytest.raises(UsageError, match="first|reward"):
+        policy(np.zeros((1, 2)), memory, first, reward=reward)
+    with pytest.raises(UsageError, match="memory"):
+        policy(np.zeros((1, 2)), jax.tree.map(lambda x: x.tolist(), memory), True, reward=0.0)
+
+
+KEYS = [0, np.random.default_rng(0), jax.random.split(jax.random.key(0), 3), 1.5]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=range(4))
+def test_a_policy_takes_one_key(key):
+    with pytest.raises(UsageError, match="jax.random.key"):
+        policy_for("Toy")([0.0, 1.0], key=key)
+
+
 def test_a_policy_refuses_what_its_space_rules_out():
-    env = make_env("FrozenLake-misc")
-    algorithm = ppo.make_algorithm(small_args(normalize_obs=False), env.spec)
-    hp = SimpleNamespace(learning_rate=1e-3)
-    policy = Policy(algorithm, algorithm.init(jax.random.key(0), hp), env.spec)
+    policy = policy_for("FrozenLake-misc", normalize_obs=False)
     assert policy(np.int32(15)).shape == ()
     for wrong in (16, -1):
         with pytest.raises(UsageError, match="Discrete"):
@@ -119,6 +215,38 @@ def test_observations_of_choices_must_be_whole_numbers_of_their_shape():
     for kind, told in ((Place, "float32"), (Row, r"\(1,\)")):
         with pytest.raises(UsageError, match=told):
             kind("Place-v0", None, Discrete(3), Discrete(2))
+
+
+def spec_with(observed, acted):
+    return EnvSpec("Odd-v0", {"x": spaces.box((1,)), **observed}, None, acted)
+
+
+BITS_OF = {"fire": spaces.box((2,), 0, 1), "move": spaces.box((2,), 0, 1)}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        spec_with({"action_mask": BITS_OF}, MultiDiscrete((2, 2))),
+        spec_with({"action_mask": BITS_OF}, {"a": Discrete(2), "b": Discrete(2)}),
+        spec_with({"inner": {"action_mask": spaces.box((2,), 0, 1)}}, Discrete(2)),
+    ],
+    ids=range(3),
+)
+def test_a_mask_that_does_not_say_what_it_masks_is_refused(spec):
+    with pytest.raises(UsageError, match="mask"):
+        check_parts(spec)
+
+
+def test_parts_of_a_mask_have_the_names_of_the_actions():
+    actions = {"fire": Discrete(2), "move": Discrete(2), "steer": spaces.box((1,))}
+    check_parts(spec_with({"action_mask": BITS_OF}, actions))
+
+
+@pytest.mark.parametrize("name", ["action_mask/x", "privileged_state/y"])
+def test_a_name_that_would_hide_a_part_is_refused(name):
+    with pytest.raises(ValueError, match="rename"):
+        spaces.convert({name: SimpleNamespace(n=3)}, "observation space")
 
 
 BIT = gymnasium.spaces.Box(0, 1, (2,), np.int8)

@@ -297,6 +297,16 @@ def test_a_folder_of_a_run_is_no_link(run_dir, tmp_path, stopping, place):
     assert sorted(outside.rglob("*")) == files
 
 
+def test_a_folder_of_checkpoints_that_becomes_a_link_is_not_written_through(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "outside")
+    with pytest.raises(UsageError, match="symbolic link"):
+        checkpoints.save(1, {"learner": np.zeros(2)}, None)
+    assert not list((tmp_path / "outside").iterdir())
+
+
 def test_the_directory_of_a_run_may_be_a_link_itself(run_dir, tmp_path, stopping):
     (tmp_path / "link").symlink_to(run_dir)
     assert load_policy(tmp_path / "link").step == 256

@@ -19,7 +19,7 @@ from common.envs import spaces
 from common.envs.bytes import spec_with_byte_max
 from common.envs.host import HostEnvs, HostStep, begins, evaluation_params
 from common.envs.masks import check_legal, check_parts, legal_actions
-from common.envs.numbers import cast
+from common.envs.numbers import cast, is_numeric
 from common.envs.ranges import fault_in
 from common.envs.registry import make_host
 from common.envs.spaces import Box, Discrete, EnvSpec
@@ -49,6 +49,8 @@ class Stepper:
         self._check_finite(out.reward, "reward")
         if out.final_obs is not None:
             out = out._replace(final_obs=self._checked(out.final_obs))
+            if fault := fault_in(out.final_obs, envs.spec):
+                raise FailedEnvError(fault)
         self._check_seen(envs.spec, acting=~out.ended | envs.resets_in_step)
         self._return += np.where(out.valid, out.reward, 0.0)
         self._length += out.valid
@@ -67,6 +69,9 @@ class Stepper:
 
     def _checked_part(self, like: Any, obs: np.ndarray) -> np.ndarray:
         wanted = len(self._length), *like.shape
+        if not isinstance(obs, np.ndarray) or not is_numeric(obs.dtype) or np.ma.is_masked(obs):
+            what = f"of type {obs.dtype}" if isinstance(obs, np.ndarray) else f"a {type(obs).__name__}"
+            raise FailedEnvError(f"an observation of {self._worker.name} is {what}, not an array of numbers")
         if obs.shape != wanted:
             raise FailedEnvError(f"the observations of {self._worker.name} have shape {obs.shape} instead of {wanted}")
         try:

@@ -62,7 +62,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
         minibatches = partial(minibatches_of, key, rollout.reward.shape[1], len(rollouts))
         now = Now(hp, run.updates, jax.random.fold_in(key, OTHER_STREAM), minibatches)
         learner, metrics = algorithm.update(learner, rollout, now)
-        metrics = same_everywhere(metrics) | range_metrics(rollout.obs, env.observation_space, AXIS)
+        metrics = same_everywhere(metrics) | range_metrics(env.observation_space, AXIS, rollout.obs)
         run = run.replace(updates=run.updates + 1)
         metrics |= scheduled | {"params/norm": global_norm(learner.params)}
         return TrainState(learner, (), run), publish(learner, run), Tally.of(metrics)
@@ -131,7 +131,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
         due = jnp.where(jax.lax.pmin(can_sample(actors.replay, args.n_steps), AXIS), due, 0)
         done = rollout.terminated | rollout.truncated | ~valid  # nothing goes on behind a step that counts nothing
         state, tally = learn(state, transitions, done, key, due, valid)
-        tally |= Tally.of(range_metrics(transitions.obs, env.observation_space, AXIS))
+        tally |= Tally.of(range_metrics(env.observation_space, AXIS, transitions.obs))
         return state, publish(state.learner, state.run), tally
 
     def keys_of_groups(key: jax.Array) -> jax.Array:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import struct
 from contextlib import suppress
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -143,7 +144,7 @@ def check_bounds(flag: str, value: Any, bounds: Bounds) -> None:
     at_least, at_most, above = bounds
     for number in value if isinstance(value, tuple | list) else () if value is None else (value,):
         most = LARGEST if isinstance(number, int) and at_most == math.inf else at_most
-        broken = "" if isinstance(number, int) else float32_rule(number)
+        broken = "" if isinstance(number, int) else float32_rule(number) or _bound_rule(number, at_least, at_most)
         inside = at_least <= number <= most and number > above
         if inside and not broken:
             continue
@@ -162,6 +163,15 @@ def float32_rule(number: float) -> str:
         return f"at most {LARGEST_FLOAT:.3g} in magnitude, the largest number of float32"
     if 0 < abs(number) < SMALLEST_FLOAT:
         return f"at least {SMALLEST_FLOAT:.3g} in magnitude, below which float32 has nothing but 0"
+    return ""
+
+
+def _bound_rule(number: float, *bounds: float) -> str:
+    """Rule, in words, that a number breaks which float32 rounds to one of its bounds; empty where it does not."""
+    single = struct.unpack("f", struct.pack("f", number))[0]
+    for bound in bounds:
+        if single == bound != number:
+            return f"{bound:g} or further from it, as float32 has nothing between"
     return ""
 
 

@@ -44,7 +44,7 @@ def descriptor_of(folder: Path, name: str, flags: int = os.O_RDONLY, most: int =
     inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for place, part in enumerate(parents):
-            _refuse_link(folder.joinpath(*parents[: place + 1]))
+            refuse_link(folder.joinpath(*parents[: place + 1]))
             outer = inner
             inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=outer)
             os.close(outer)
@@ -117,7 +117,7 @@ def _is_flat(value: Any) -> bool:
 
 def entries_of(folder: Path) -> list[Path]:
     """The paths in a folder of a run; none where it is not there. Raises UsageError where it is a link."""
-    _refuse_link(folder)
+    refuse_link(folder)
     try:
         return list(folder.iterdir())
     except NOWHERE:
@@ -130,7 +130,7 @@ def size_of_tree(folder: Path, most: int) -> int:
     Raises UsageError where one is none of a run, as `descriptor_of` does, has over `most` bytes, or is a link to
     another folder, and where there are too many.
     """
-    _refuse_link(folder)
+    refuse_link(folder)
     waiting = [folder]
     size = count = 0
     while waiting:
@@ -156,7 +156,7 @@ def _refuse_odd(path: Path) -> None:
         return
 
 
-def _refuse_link(folder: Path) -> None:
+def refuse_link(folder: Path) -> None:
     if os.path.islink(folder):
         moving = "move the run as a whole, and link its directory"
         raise UsageError(f"{folder} is a symbolic link, which is not followed in a run directory: {moving}")

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.cli.errors import UsageError
+from common.cli.errors import UsageError, shortened
 from common.envs import spaces
 from common.envs.masks import completed, policy_spec
-from common.envs.numbers import cast
+from common.envs.numbers import cast, is_numeric
 from common.envs.ranges import fault_in
 from common.envs.spaces import EnvSpec, batch_shape
 
@@ -131,6 +131,8 @@ class Policy:
         `first` [...] says where an episode begins, and `reward` [...], for policies trained with
         --obs-prev-action-reward, what the step before earned. Raises UsageError for what is missing or does not fit.
         """
+        if key is not None and not (isinstance(key, jax.Array) and _is_key(key)):
+            raise UsageError("key must be one of jax.random.key(SEED), or None for the best known action")
         given, batch = self._given(obs)
         seen = Seen(given, *self._of_steps(batch, memory, first, reward))
         seen = jax.tree.map(lambda x: x.reshape(math.prod(batch), *x.shape[len(batch) :]), seen)
@@ -151,6 +153,8 @@ class Policy:
     def _given(self, obs: Any) -> tuple[Any, tuple[int, ...]]:
         """Observations in the types that the networks expect, and their batch axes. Raises UsageError as above."""
         env, space = self.env, self.env.observation_space
+        if any(np.ma.is_masked(x) for x in jax.tree.leaves(obs)):
+            raise UsageError("an observation is a masked array, which leaves numbers out: fill it")
         try:
             arrays = spaces.map_leaves(lambda _, x: x if isinstance(x, jax.Array) else np.asarray(x), space, obs)
             named = list(spaces.leaves(space, env.obs_like, env.given_like, env.with_channels_last(arrays)))
@@ -183,14 +187,17 @@ class Policy:
             raise UsageError("this policy has memory: policy(obs, memory, first), at first policy.initial_memory(n)")
         if reward is None and self.wants_reward:
             raise UsageError("this policy was trained with the last reward: policy(..., reward=reward)")
-        given = (first, bool), (0.0 if reward is None else reward, np.float32)
-        return tuple(jnp.broadcast_to(jnp.asarray(x, kind), batch) for x, kind in given)
+        given = {"first": (first, bool), "reward": (0.0 if reward is None else reward, np.float32)}
+        return tuple(_of_batch(name, x, kind, batch) for name, (x, kind) in given.items())
 
     def _carried(self, memory: Any, batch: tuple[int, ...]) -> Any:
         """Memory [N, ...] of a batch of N, or of one observation without that axis. Raises UsageError as above."""
         if memory is None:
             return self.initial_memory(0)
         count, shapes = math.prod(batch), [np.shape(x) for x in jax.tree.leaves(memory)]
+        dtypes = [jnp.result_type(x) if hasattr(x, "dtype") else None for x in jax.tree.leaves(memory)]
+        if dtypes != [x.dtype for x in self._memory_like]:
+            raise UsageError(f"this is no memory of observations: take that of policy.initial_memory({count})")
         if shapes == [(count, *x.shape[1:]) for x in self._memory_like]:
             return memory
         if not batch and shapes == [x.shape[1:] for x in self._memory_like]:
@@ -227,6 +234,29 @@ class Policy:
 
     def __repr__(self) -> str:
         return f"Policy(env={self.env.name!r}, run_dir={str(self.run_dir)!r}, step={self.step}, seed={self.seed})"
+
+
+def _is_key(key: jax.Array) -> bool:
+    """Tell one random key, in today's form or as two words of bits, from everything else."""
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key.shape == ()
+    return key.dtype == jnp.uint32 and key.shape == (2,)
+
+
+def _of_batch(name: str, x: Any, kind: Any, batch: tuple[int, ...]) -> jax.Array:
+    """Values of each observation of a batch, in their type. Raises UsageError where they are none."""
+    array = x if isinstance(x, jax.Array) else np.asarray(x)
+    if not is_numeric(array.dtype) or array.shape not in ((), batch):
+        wanted = "true or false" if kind is bool else "a number"
+        raise UsageError(f"{name} must be {wanted} for each observation, {batch}; got {array.dtype} {array.shape}")
+    if not isinstance(array, jax.core.Tracer):
+        with np.errstate(over="ignore"):
+            values = np.asarray(array, np.float32)
+        if kind is bool and not np.all((values == 0) | (values == 1)):
+            raise UsageError(f"{name} must be true or false, got {shortened(f'{values.tolist()}')}")
+        if not np.all(np.isfinite(values)):
+            raise UsageError(f"{name} must be finite in float32, got {shortened(f'{values.tolist()}')}")
+    return jnp.broadcast_to(jnp.asarray(array, kind), batch)
 
 
 def _in_type(x: Any, dtype: np.dtype, what: str) -> Any:

@@ -70,7 +70,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
         now = Now(hp, run.updates, jax.random.fold_in(key, OTHER_STREAM), minibatches)
         learner, metrics = algorithm.update(learner, rollout, now)
         metrics = same_everywhere(metrics) | scheduled | legal_metrics(rollout.obs, env.action_space, AXIS)
-        metrics |= range_metrics(rollout.obs, env.observation_space, AXIS)
+        metrics |= range_metrics(env.observation_space, AXIS, rollout.obs, rollout.next_obs)
         metrics |= {"params/norm": global_norm(learner.params)}
         run = run.replace(recent=recent, updates=run.updates + 1)
         return TrainState(learner, actors.replace(tracker=tracker), run), Tally.of(metrics), episodes
@@ -150,7 +150,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
         magnitudes = [jnp.mean(jnp.abs(jnp.float32(x))) for name, _, x in seen if not is_mask(name)]
         found = {"env/reward": jnp.mean(out.reward), "env/obs_magnitude": sum(magnitudes) / len(magnitudes)}
         found = flat_pmean(found) | legal_metrics(transition.obs, env.action_space, AXIS)
-        tally |= Tally.of(found | range_metrics(transition.obs, env.observation_space, AXIS))
+        tally |= Tally.of(found | range_metrics(env.observation_space, AXIS, transition.obs, transition.next_obs))
         return state, tally, episodes
 
     def collect(learner: Any, actors: Actors, run: RunState, key: jax.Array) -> tuple[Actors, Step, Transition]:

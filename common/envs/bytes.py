@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from common.envs.masks import is_mask
@@ -54,21 +52,3 @@ def _possible_codes(spec: EnvSpec) -> Iterator[tuple[str, Box]]:
         is_picture = is_image(leaf) and min(leaf.shape[:2]) >= SMALLEST_PICTURE
         if not is_picture and np.all(byte_range(leaf)[1] == 255):
             yield name, leaf
-
-
-def byte_metrics(obs: Any, space: Space, axis_name: str) -> dict[str, jax.Array]:
-    """Tell if all bytes of observations are within their bounds on all devices, where some bounds are not 0 and 255.
-
-    NaN where they are not: the run ends with that, see `common.runs.recorder`.
-    """
-    outside = []
-    for _, leaf, x in leaves(space, obs):
-        if not is_bytes(leaf, x.dtype):
-            continue
-        low, size = byte_range(leaf)
-        if np.any(size < 255):
-            outside.append(jnp.any((x < low) | (x > low + size)))
-    if not outside:
-        return {}
-    any_outside = jax.lax.pmax(jnp.any(jnp.stack(outside)).astype(jnp.float32), axis_name)
-    return {IN_BOUNDS: jnp.where(any_outside > 0, jnp.nan, 1.0)}

@@ -9,6 +9,7 @@ resets and time limits to it.
 import copy
 import difflib
 import importlib
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -31,7 +32,8 @@ class GymnaxStyleEnv(Env):
 
     def __init__(self, name: str, inner: Any, params: Any, max_steps: int | None = None, resets_itself: bool = False):
         self.params, self.resets_itself = params, resets_itself
-        max_steps = int(getattr(params, "max_steps_in_episode", 0)) if max_steps is None else max_steps
+        if max_steps is None:
+            max_steps = math.ceil(getattr(params, "max_steps_in_episode", 0))
         super().__init__(name, inner, inner.observation_space(params), inner.action_space(params), max_steps)
         self.obs_names = own_names(inner)
 

@@ -46,6 +46,7 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.masks import PRIVILEGED, check_parts, has_privileged
+from common.envs.numbers import cast
 from common.envs.spaces import Box, Discrete, EnvSpec, is_image, leaves
 from common.envs.suite_tools import is_number
 
@@ -129,7 +130,8 @@ class Env:
         """First observation and state of an episode."""
         # Python numbers in the state become strongly typed, as they are after a step
         obs, state = self.begin(key)
-        return jax.tree.map(lambda x: as_type(x, jnp.result_type(x)), (spaces.plain(obs), state))
+        told = f"environment {self.name}: reset returned"
+        return jax.tree.map(lambda x: as_type(x, jnp.result_type(x), told), (spaces.plain(obs), state))
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         """One step, with the reset included where it ended the episode. Box actions may come flat, and are clipped."""
@@ -168,7 +170,7 @@ class Env:
             raise UsageError(f"environment {self.name}: {told}: shapes must stay")
         if self.is_of_user:
             self._check_kept(name, jnp.result_type(new), old.dtype)
-        return as_type(new, old.dtype)
+        return as_type(new, old.dtype, f"environment {self.name}: step returned {name}")
 
     def _check_kept(self, what: str, dtype: Any, begun: Any) -> None:
         """Raise UsageError where numbers of a type do not survive in the type that `reset` has begun with."""
@@ -177,7 +179,8 @@ class Env:
             raise UsageError(f"environment {self.name}: {told}: let reset return {dtype}, or step {begun}")
 
     def _checked_array(self, what: str, value: Any, dtype: Any, shape: tuple[int, ...] = ()) -> jax.Array:
-        array, returned = jnp.asarray(value), f"environment {self.name}: step returned {what}"
+        returned = f"environment {self.name}: step returned {what}"
+        array = on_device(value, returned)
         if dtype is bool and array.dtype != bool:  # which may be neither 0 nor 1
             raise UsageError(f"{returned} of type {array.dtype}, not true or false: return {what} != 0")
         if array.shape != shape:
@@ -188,22 +191,41 @@ class Env:
 
 
 def keeps(wide: Any, dtype: Any) -> bool:
-    """Tell if a type holds the numbers of another one, up to the rounding of whole numbers to floats."""
-    if wide == dtype or jnp.issubdtype(dtype, jax.dtypes.prng_key):
+    """Tell if a type holds the numbers of another one; float32 holds whole numbers, rounded to 24 bits."""
+    if wide == dtype:
         return True
+    if any(jnp.issubdtype(x, jax.dtypes.extended) for x in (wide, dtype)):  # such as keys
+        return False
     if jnp.issubdtype(wide, jnp.integer) and jnp.issubdtype(dtype, jnp.integer):
         old, new = jnp.iinfo(wide), jnp.iinfo(dtype)
         return old.min <= new.min and new.max <= old.max
+    if jnp.issubdtype(wide, jnp.floating) and jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).bits <= jnp.finfo(wide).nmant or wide == np.float32
     if jnp.issubdtype(wide, jnp.floating) and jnp.issubdtype(dtype, jnp.floating):
-        return float(jnp.finfo(dtype).max) <= float(jnp.finfo(wide).max)
+        old, new = jnp.finfo(wide), jnp.finfo(dtype)
+        reaches = float(old.min) <= float(new.min) and float(new.max) <= float(old.max)
+        return reaches and new.nmant <= old.nmant
     kinds = jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating  # each holds those before it
     had, needed = (next(i for i, kind in enumerate(kinds) if jnp.issubdtype(x, kind)) for x in (wide, dtype))
     return needed <= had
 
 
-def as_type(x: Any, dtype: Any) -> jax.Array:
-    """`x` as an array of this type; typed keys, which nothing converts, as they are."""
-    return x if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.asarray(x).astype(dtype)
+def as_type(x: Any, dtype: Any, told: str) -> jax.Array:
+    """`x` as an array of this type; typed keys, which nothing converts, as they are. Raises as `on_device`."""
+    return x if jnp.issubdtype(dtype, jax.dtypes.prng_key) else on_device(x, told).astype(dtype)
+
+
+def on_device(x: Any, told: str) -> jax.Array:
+    """`x` as an array of at most 32 bits. Raises UsageError, which begins as `told`, where those do not hold a number.
+
+    JAX lets NumPy's numbers of 64 bits wrap.
+    """
+    if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "iuf" and x.dtype.itemsize == 8:
+        try:
+            return jnp.asarray(cast(x, np.dtype(f"{x.dtype.kind}4")))
+        except OverflowError as error:
+            raise UsageError(f"{told} {error}") from None
+    return jnp.asarray(x)
 
 
 def select(condition: jax.Array, yes: Any, no: Any) -> Any:

@@ -13,9 +13,7 @@ import numpy as np
 
 from common.cli.errors import FailedEnvError, UsageError
 from common.envs import spaces
-from common.envs.spaces import Box, Discrete, EnvSpec, Space, batch_shape, choices_of, leaves
-
-PRIVILEGED = "privileged_state"
+from common.envs.spaces import MASK, PRIVILEGED, Box, Discrete, EnvSpec, Space, batch_shape, choices_of, leaves
 
 
 def has_privileged(space: Space) -> bool:
@@ -40,7 +38,6 @@ def completed(obs: Any, env: EnvSpec) -> Any:
     return obs | {PRIVILEGED: env.example_obs(*batch_shape(obs))[PRIVILEGED]}
 
 
-MASK = "action_mask"
 NO_LEGAL_ACTION = "has a state without any legal action: look at its action_mask"
 
 
@@ -87,11 +84,19 @@ def check_parts(env: Any) -> None:
 
 def _check_mask(env: Any) -> None:
     space, choices = env.observation_space, choices_of(env.action_space)
+    for name, _ in leaves(space):
+        if MASK in name.split("/")[1:] and not is_mask(name):
+            raise UsageError(f"environment {env.name} has a mask at {name}: it must be a part of the whole observation")
     if not isinstance(space, Mapping) or MASK not in space:
         return
     if not without_privileged(space).keys() - {MASK}:
         raise UsageError(f"environment {env.name} observes nothing but {', '.join(space)}: policies need more")
     shapes, actions = [leaf.shape for _, leaf in leaves(space[MASK])], env.action_space
+    if isinstance(space[MASK], Mapping):
+        masked = {name for name, part in actions.items() if choices_of(part)} if isinstance(actions, Mapping) else {}
+        if space[MASK].keys() != masked:
+            told = f"has a mask of the parts {', '.join(space[MASK])} for actions {actions}"
+            raise UsageError(f"environment {env.name} {told}: give a tuple, or the names of the actions with choices")
     if not choices or shapes != ([(sum(choices),)] if len(shapes) == 1 else [(count,) for count in choices]):
         raise UsageError(f"environment {env.name} has a mask {space[MASK]} for {sum(choices)} choices of {actions}")
 

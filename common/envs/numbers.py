@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 LOWEST, HIGHEST = -(2**31), 2**31 - 1  # of int32
@@ -19,6 +20,11 @@ def narrow(dtype: Any, low: Any = LOWEST, high: Any = HIGHEST) -> np.dtype:
         return np.dtype(np.float32)
     fits = float(np.min(low)) >= LOWEST and float(np.max(high)) <= HIGHEST
     return np.dtype(np.int32 if fits else np.float32)
+
+
+def is_numeric(dtype: Any) -> bool:
+    """Tell if a type is of real numbers or truths, JAX's own among them."""
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating))
 
 
 def cast(x: np.ndarray, dtype: Any) -> np.ndarray:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.cli.errors import UsageError
-from common.envs.numbers import HIGHEST, narrow
+from common.envs.numbers import HIGHEST, is_numeric, narrow
 
 
 class Discrete(NamedTuple):
@@ -103,11 +103,16 @@ def convert(space: Any, what: str) -> Space:
     )
 
 
+MASK, PRIVILEGED = "action_mask", "privileged_state"  # parts of observations with a meaning, see masks.py
+
+
 def _check_names(parts: dict[str, Space], what: str) -> None:
     """Raise ValueError where a checkpoint could not keep what is stored under the names of parts."""
     for name in parts:
         if ".." in name or not name.isprintable():
             raise ValueError(f'{what} has a part {name!r}: names must be printable, without ".."')
+        if "/" in name and name.split("/")[0] in (MASK, PRIVILEGED):
+            raise ValueError(f"{what} has a part {name!r}: what begins so is hidden from networks; rename it")
     names = [leaf[0] for leaf in leaves(parts)]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{what} has two parts {min(twice)!r}: rename one of them")
@@ -120,7 +125,7 @@ def _choices(space: Any, acting: bool) -> Leaf:
     if not shape:
         return Discrete(int(space.nvec if hasattr(space, "nvec") else space.n), dtype)
     if not (acting or hasattr(space, "nvec")):
-        return box(shape, 0.0, 1.0)
+        return box(shape, 0.0, 1.0)._replace(dtype=np.dtype(bool))
     counts = space.nvec if hasattr(space, "nvec") else np.full(shape, 2)
     nvec = tuple(int(n) for n in np.ravel(counts))
     return MultiDiscrete(nvec, None if len(shape) == 1 else shape, dtype)
@@ -136,6 +141,7 @@ def _box_seen(space: Any) -> Box:
     return Box(low, high, shape)
 
 
+UNCOMMON = "float8_", "float6_", "float4_", "int4", "uint4", "int2", "uint2"  # types with which networks do not compute
 MOST_WHOLE = 2**24  # the largest number up to which 32-bit floats have all whole ones
 
 
@@ -185,8 +191,8 @@ def _check_choices(space: Any, what: str) -> None:
     if np.any(counts > HIGHEST):
         raise ValueError(f"{what} {space!r} has more than {HIGHEST:,} choices")
     shape = tuple(getattr(space, "shape", None) or ())
-    if has_counts and shape and math.prod(shape) != counts.size:
-        raise ValueError(f"{told}: it has shape {shape} and {counts.size} numbers of choices")
+    if has_counts and shape and (math.prod(shape) != counts.size or (counts.ndim > 1 and counts.shape != shape)):
+        raise ValueError(f"{told}: it has shape {shape} and numbers of choices of shape {counts.shape}")
     if not (has_counts or shape) and counts.ndim:
         raise ValueError(f"{told}: its number of choices has shape {counts.shape}, it is not one number")
     highest = 1 if not has_counts and shape else int(counts.max(initial=1)) - 1  # MultiBinary has `n` bits
@@ -200,9 +206,8 @@ def _check_bounds(space: Any, what: str) -> None:
     """Raise ValueError where a Box is not of real numbers, or has finite bounds that its own type does not hold."""
     told = f"{what} {space!r} is not supported"
     dtype = np.dtype(getattr(space, "dtype", None) or np.float32)
-    kinds = jnp.bool_, jnp.integer, jnp.floating
-    if dtype.itemsize > 8 or not any(jnp.issubdtype(dtype, kind) for kind in kinds):
-        raise ValueError(f"{told}: its type is {dtype}, which is none of real numbers in at most 64 bits")
+    if dtype.itemsize > 8 or dtype.name.startswith(UNCOMMON) or not is_numeric(dtype):
+        raise ValueError(f"{told}: its type is {dtype}, which is none of real numbers in 8 to 64 bits")
     if jnp.issubdtype(dtype, jnp.floating):
         return
     lowest, highest = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
@@ -224,11 +229,21 @@ def as_seen(name: str, space: Space, obs: Any) -> tuple[Space, Any]:
             largest = np.max(bounds, where=bounds < UNBOUNDED, initial=0)
             if largest > np.float32(np.iinfo(x.dtype).max):
                 raise UsageError(f"environment {name}: {x.dtype} does not hold {largest:g}, which its space declares")
-        return leaf if not isinstance(leaf, Box) or leaf.shape == x.shape else box(x.shape)
+        if jnp.dtype(x.dtype).itemsize > 4 or x.dtype.name.startswith(UNCOMMON):
+            raise UsageError(f"environment {name}: networks cannot take observations of type {x.dtype}: give float32")
+        return leaf if not isinstance(leaf, Box) or leaf.shape == x.shape else _of_shape(leaf, x.shape)
 
     if (found := jax.tree.structure(obs)) != jax.tree.structure(map_leaves(lambda leaf: 0, space)):
         raise UsageError(f"environment {name}: its observations have the structure {found}, their space is {space}")
     return map_leaves(fitting, space, obs), jax.tree.map(lambda x: x.dtype, obs)
+
+
+def _of_shape(leaf: Box, shape: tuple[int, ...]) -> Box:
+    """A Box of another shape, with the same bounds if those are the same everywhere, else without any."""
+    bounds = [set(np.ravel(bound).tolist()) for bound in (leaf.low, leaf.high)]
+    if any(len(numbers) != 1 for numbers in bounds):
+        return box(shape)
+    return box(shape, *(numbers.pop() for numbers in bounds))._replace(dtype=leaf.dtype)
 
 
 def plain(obs: Any) -> Any:
@@ -331,7 +346,7 @@ def encode(observation: jax.Array, space: Leaf) -> jax.Array:
     """
     if not isinstance(space, Box):
         batch = observation.shape[: observation.ndim - len(space.shape)]
-        components = observation.reshape(*batch, len(space.nvec))
+        components = observation.astype(jnp.int32).reshape(*batch, len(space.nvec))
         if len(set(space.nvec)) == 1:
             return jax.nn.one_hot(components, space.nvec[0]).reshape(*components.shape[:-1], sum(space.nvec))
         parts = [jax.nn.one_hot(components[..., i], n) for i, n in enumerate(space.nvec)]
@@ -349,10 +364,16 @@ def encode(observation: jax.Array, space: Leaf) -> jax.Array:
 def byte_range(space: Box) -> tuple[np.ndarray, np.ndarray]:
     """The lowest bytes, and how far the highest are from those, by the bounds of `space`; 0 and 255 where it has none.
 
-    There are none where they are infinite, no bytes, or the same: then nobody knows what else comes.
+    There are none where they are infinite, or the same: then nobody knows what else comes.
     """
-    known = (space.low >= 0) & (space.high <= 255) & (space.low < space.high)
-    return np.where(known, space.low, 0), np.where(known, space.high - space.low, 255).astype(np.float32)
+    low, high = np.maximum(space.low, 0), np.minimum(space.high, 255)
+    known = np.isfinite(space.low) & np.isfinite(space.high) & (low < high)
+    return np.where(known, low, 0), np.where(known, high - low, 255).astype(np.float32)
+
+
+def is_bits(leaf: Leaf) -> bool:
+    """Tell if an observation is of bits, as those of a MultiBinary are."""
+    return isinstance(leaf, Box) and leaf.dtype == np.dtype(bool)
 
 
 def flat_size(space: Space) -> int:
@@ -450,7 +471,7 @@ def _to_json(space: Space) -> dict[str, Any]:
 def _stored_dtype(name: str) -> np.dtype:
     """Raise ValueError where a stored type is none of real numbers."""
     dtype = jnp.dtype(name)
-    if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating)):
+    if not is_numeric(dtype):
         raise ValueError(f"{dtype} is no type of numbers")
     return dtype
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import write_json
-from common.cli.stored import SMALL, entries_of, read_json, size_of_tree
+from common.cli.stored import SMALL, entries_of, read_json, refuse_link, size_of_tree
 from common.device import multihost
 from common.device.sharding import Arrays
 from common.envs.suite_tools import reason
@@ -190,6 +190,7 @@ class Checkpoints:
         if self.directory is None:
             return
         self.wait()
+        refuse_link(self.directory)  # it may have become one since the run began
         write = partial(self._write, step, arrays, returns)
         if multihost.count() > 1:
             try:

@@ -301,11 +301,11 @@ def test_a_baseline_is_compared_with_by_seeds(tmp_path):
         make_run(tmp_path / name, rows([100], [[0] * 4]), num_seeds=4, evaluation=returns[name], **flags[name])
         for name in flags
     ]
-    other, baseline = compared(*runs, by=("gamma",), baseline=runs[1])
+    other, baseline = compared(*runs, by=("gamma",), baseline=runs[1:])
     found = [other[name] for name in ("difference", "difference_low", "difference_high", "paired", "better")]
     assert found == [1, 1, 1, True, 10 / 16] and np.isnan(baseline["difference"])
     with pytest.raises(UsageError, match="baseline"):
-        compared(runs[0], baseline=runs[1])
+        compared(runs[0], baseline=runs[1:])
 
 
 def test_flags_that_differ_between_lines_are_named(capsys, tmp_path):
@@ -320,7 +320,7 @@ def test_flags_that_differ_between_lines_are_named(capsys, tmp_path):
     assert capsys.readouterr().err == ""
     compared(*runs, by=("gamma",))
     (note,) = capsys.readouterr().err.splitlines()
-    assert "num_envs 16 (my_ppo, gamma 0.9, ppo_pmap, gamma 0.9) or 32 (ppo_pmap, gamma 0.99)" in note
+    assert "num_envs 16 (my_ppo; ppo_pmap, gamma 0.9) or 32 (ppo_pmap, gamma 0.99)" in note
     assert "gif" not in note
 
 
@@ -395,14 +395,14 @@ def test_a_baseline_is_one_line_also_where_its_run_is_a_copy(tmp_path):
     ]
     for run, checksum in zip(runs, ("one", "one", "two"), strict=True):
         Path(run, "result.json").write_text(json.dumps({"state_sha256": checksum}))
-    same, other = compared(*runs, by=("gamma",), baseline=runs[1])
+    same, other = compared(*runs, by=("gamma",), baseline=(runs[1],))
     assert np.isnan(same["difference"]) and other["difference"] == 0
     members = [{"seed": 0, "gamma": 0.9}, {"seed": 0, "gamma": 0.99}]
     sweep = make_run(tmp_path / "sweep", rows([100], [[1, 2]]))
     config = json.loads(Path(sweep, "config.json").read_text())
     Path(sweep, "config.json").write_text(json.dumps(config | {"members": members}))
-    with pytest.raises(UsageError, match="2 lines"):
-        compared(sweep, by=("gamma",), baseline=sweep)
+    with pytest.raises(UsageError, match="no other line"):
+        compared(sweep, by=("gamma",), baseline=(sweep,))
 
 
 def test_values_that_look_alike_once_shortened_are_told_apart(tmp_path):
@@ -418,3 +418,24 @@ def test_values_that_look_alike_once_shortened_are_told_apart(tmp_path):
         line.get_color() for line in plot.learning_curves(plot.Args(runs=tuple(runs), by=("env_params",))).axes[0].lines
     }
     assert len(colors) == 2
+
+
+def test_runs_of_a_baseline_count_as_one_group(tmp_path):
+    """Two lines with seeds of their own, beside a third one and another environment; by paths, label and algorithm."""
+    runs = [
+        make_run(tmp_path / f"{algorithm} {gamma}", rows([100], [0]), algorithm, returned, gamma=gamma, seed=seed)
+        for seed, (algorithm, gamma, returned) in enumerate([("ppo", 0.9, [1]), ("ppo", 0.99, [3]), ("sac", 0.9, [7])])
+    ]
+    elsewhere = make_run(tmp_path / "elsewhere", rows([100], [0]), evaluation=[9], env="Acrobot-v1", gamma=0.9)
+    by = {"by": ("gamma",)}
+    both = runs[0], runs[1]
+    for baseline, expected in {
+        both: [5, None, None],
+        ("ppo",): [5, None, None],
+        ("ppo, gamma 0.9",): [6, 2, None],
+    }.items():
+        found = compared(*runs, elsewhere, baseline=baseline, **by)
+        told = {(row["algorithm"], row["gamma"]): row["difference"] for row in found if row["env"] == "CartPole-v1"}
+        wanted = dict(zip([("sac", "0.9"), ("ppo", "0.99"), ("ppo", "0.9")], expected, strict=True))
+        assert {key: None if math.isnan(value) else value for key, value in told.items()} == wanted
+    assert parse(compare.Args, [*runs, "--baseline", *both]).baseline == both

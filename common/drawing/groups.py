@@ -237,10 +237,10 @@ def _side_by_side(env: str, groups: list[Group]) -> str:
     by = set().union(*(group.variant for group in groups))
     texts = []
     for name in sorted(_differing(meanings) - by):
-        labels = defaultdict(list)
+        having = defaultdict(list)
         for group, flags in zip(groups, meanings, strict=True):
-            labels[flag_text(json.loads(flags[name]))].append(group.label)
-        values = " or ".join(f"{value} ({_listed(found)})" for value, found in labels.items())
+            having[flag_text(json.loads(flags[name]))].append(group)
+        values = " or ".join(f"{value} ({_listed(_names(found, groups), '; ')})" for value, found in having.items())
         texts.append(f"{name} {values}")
     return f"{env}: side by side are different flags: {'; '.join(texts)}" if texts else ""
 
@@ -251,10 +251,19 @@ def _differing(flags: Sequence[dict[str, str]]) -> set[str]:
     return {name for name in names if len({one[name] for one in flags}) > 1}
 
 
-def _listed(names: Sequence[str]) -> str:
+def _names(some: list[Group], groups: list[Group]) -> list[str]:
+    """The labels of some groups, in short that of their algorithm where they are all groups that it has."""
+    names = []
+    for group in some:
+        is_whole = all(any(one is other for other in some) for one in groups if one.algorithm == group.algorithm)
+        names.append(group.algorithm if is_whole else group.label)
+    return list(dict.fromkeys(names))
+
+
+def _listed(names: Sequence[str], between: str = ", ") -> str:
     """The names in one text, of many the first ones and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 4 else ""
-    return ", ".join(names[:3] if more else names) + more
+    return between.join(names[:3] if more else names) + more
 
 
 def say(notes: Iterable[str]) -> None:

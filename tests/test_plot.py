@@ -16,7 +16,7 @@ from cli_helpers import ROOT
 from common import compare, plot
 from common.cli.command import exit_code, parse
 from common.cli.errors import UsageError
-from common.drawing.figures import draw_curve, draw_population
+from common.drawing.figures import draw_curve, draw_population, side_by_side
 from common.drawing.groups import LoggedRun, align, group, pooled
 from common.runs.estimates import difference, estimate, interval, mean_over_steps, spread
 from common.runs.metrics import EVALUATION, RECENT, TRAINING, Log, LogWriter, Series, read_log, summarized
@@ -439,3 +439,28 @@ def test_runs_of_a_baseline_count_as_one_group(tmp_path):
         wanted = dict(zip([("sac", "0.9"), ("ppo", "0.99"), ("ppo", "0.9")], expected, strict=True))
         assert {key: None if math.isnan(value) else value for key, value in told.items()} == wanted
     assert parse(compare.Args, [*runs, "--baseline", *both]).baseline == both
+
+
+def test_points_that_would_hide_each_other_are_side_by_side():
+    """By height, each where it is on average, and away from the points of other places."""
+    x = np.array([1.0, 1, 1, 1, 2, 2])
+    moved = side_by_side(x, np.array([500.0, 499, 100, 500, 300, 200]))
+    assert moved[2] == 1 and moved[4:].tolist() == [2, 2]
+    assert moved[1] < moved[0] < moved[3] < 1.3 and moved[[0, 1, 3]].mean() == pytest.approx(1)
+    decades = side_by_side(np.array([1e-4, 1e-4, 1e-2]), np.zeros(3), is_log=True)
+    assert decades[0] < 1e-4 < decades[1] and decades[0] * decades[1] == pytest.approx(1e-8)
+    assert len(set(side_by_side(np.ones(3), np.zeros(3)))) == 3
+
+
+@pytest.mark.parametrize("words", [[], ["--logx"]])
+def test_single_points_of_lines_are_side_by_side_in_the_order_of_the_legend(words, tmp_path):
+    runs = [make_run(tmp_path / str(gamma), rows([100], [7]), gamma=gamma, seed=1) for gamma in (0.9, 0.99)]
+    args = parse(plot.Args, [*runs, "--by", "gamma", *words])
+    (axes,) = plot.learning_curves(args).axes
+    first, second = (line.get_xdata()[0] for line in axes.lines)
+    assert first < 100 < second and "side by side" in axes.get_xlabel()
+    assert list(axes.get_xticks()) == [100]
+    curve = make_run(tmp_path / "curve", rows([100, 300], [1, 2]), gamma=0.5)
+    axes = plot.learning_curves(parse(plot.Args, [*runs, curve, "--by", "gamma", *words])).axes[0]
+    places = sorted(line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 1)
+    assert 90 < places[0] < 100 < places[1] < 110 and len(axes.get_xticks()) > 1

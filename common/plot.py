@@ -163,11 +163,14 @@ def _styles(found: list[Group]) -> dict[str, dict[str, Any]]:
 
 
 def _points_apart(panel: Panel, args: Args) -> Panel:
-    """The panel with lines of a single point side by side where they are at the same place."""
+    """Put lines of a single point side by side where they are at the same place."""
     drawn = [line.x for line in panel.lines if len(line.x)]
     points = [index for index, line in enumerate(panel.lines) if len(line.x) == 1]
     x = np.array([panel.lines[index].x[0] for index in points])
-    if len(np.unique(x)) == len(x):
+    places = np.unique(x)
+    if len(points) == len(drawn) and len(places) == 1:
+        panel = panel._replace(xticks=tuple(places))
+    if len(places) == len(x):
         return panel
     ends = np.concatenate(drawn)
     ends = np.log(ends) if args.logx else ends
@@ -175,8 +178,7 @@ def _points_apart(panel: Panel, args: Args) -> Panel:
     lines = list(panel.lines)
     for index, place in zip(points, moved, strict=True):
         lines[index] = lines[index]._replace(x=np.array([place]))
-    only_points = len(points) == len(drawn)
-    return panel._replace(lines=lines, is_apart=True, xticks=tuple(np.unique(x)) if only_points else ())
+    return panel._replace(lines=lines, is_apart=True)
 
 
 def _legend_of_factors(found: list[Group], of_points: bool) -> list[Line]:
@@ -216,10 +218,13 @@ def _curve(group: Group, args: Args, style: dict[str, Any]) -> Curve | None:
     there = np.isfinite(values).all(axis=0)
     if not values[:, there].size:
         return None
-    end, last = x[there][-1], x[-1]
+    begin, end, last = x[there][0], x[there][-1], x[-1]
+    notes = []
+    if begin - x[0] > 0.1 * last and args.x == "env_steps":
+        notes.append(f"the line begins at {begin:,.0f}, from where on all its runs have numbers, not at {x[0]:,.0f}")
     if end < 0.9 * last:
-        note = f"the line ends at {end:,.0f} with the shortest run, not at {last:,.0f}"
-        groups.say([f"{group.label} in {group.env}: {note}"])
+        notes.append(f"the line ends at {end:,.0f} with the shortest run, not at {last:,.0f}")
+    groups.say(f"{group.label} in {group.env}: {note}" for note in notes)
     x, values, count = x[there], values[:, there], len(values)
     line = Line("", x, estimate(values, args.estimate), spread(values, args.estimate), how=style)
     counted = f"{count} {what}s, {estimate_name(args.estimate, count)}" if count > 1 else f"1 {what}"

@@ -464,3 +464,13 @@ def test_single_points_of_lines_are_side_by_side_in_the_order_of_the_legend(word
     axes = plot.learning_curves(parse(plot.Args, [*runs, curve, "--by", "gamma", *words])).axes[0]
     places = sorted(line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 1)
     assert 90 < places[0] < 100 < places[1] < 110 and len(axes.get_xticks()) > 1
+
+
+def test_a_line_that_begins_late_is_told(tmp_path, capsys):
+    """It is where all runs of a group have numbers."""
+    early = make_run(tmp_path / "early", rows([100, 900, 1000], [1, 2, 3]))
+    late = make_run(tmp_path / "late", rows([900, 1000], [1, 2]), seed=1)
+    plot.learning_curves(plot.Args(runs=(early, late)))
+    assert "begins at 900" in capsys.readouterr().err
+    plot.learning_curves(plot.Args(runs=(early,)))
+    assert "begins" not in capsys.readouterr().err

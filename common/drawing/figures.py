@@ -263,7 +263,7 @@ def plain_text(text: str) -> str:
 
 
 def _draw_panel(axes: Any, panel: Panel, x: str, limits: Limits) -> None:
-    from matplotlib.ticker import EngFormatter, MaxNLocator
+    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
     for line in panel.lines:
         _draw_line(axes, line)
@@ -272,6 +272,8 @@ def _draw_panel(axes: Any, panel: Panel, x: str, limits: Limits) -> None:
     axes.set(**{f"{axis}scale": "log" for axis in panel.log})
     if limits.log_x:
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     if panel.xticks:
         axes.set_xticks(panel.xticks, [f"{place:.6g}" for place in panel.xticks])
         axes.minorticks_off()
@@ -375,7 +377,7 @@ def _draw_line(axes: Any, line: Line) -> None:
     how = {"color": COLORS[line.style % len(COLORS)], "marker": "o" * (0 < len(line.x) <= 12), "markersize": 4}
     how |= {"linestyle": DASHES[line.style % len(DASHES)]} | line.how
     if len(line.x) == 1 and "marker" not in line.how:
-        how |= {"marker": MARKERS[how["linestyle"]], "markersize": 6}
+        how |= {"marker": MARKERS[how["linestyle"]], "markersize": 6, "linestyle": ""}
     if line.seeds is not None:
         faint = max(0.12, 0.8 / math.sqrt(len(line.seeds)))
         axes.plot(line.x, line.seeds.T, **how | {"linestyle": "-", "markersize": 2}, alpha=faint, linewidth=0.8)

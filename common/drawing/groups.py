@@ -208,7 +208,7 @@ def pooled(groups: Iterable[Group]) -> list[str]:
     for group in groups:
         if text := _pooled(group):
             places[text].append(f"{group.label} in {group.env}")
-    return [f"{_listed(names)}: {text}" for text, names in places.items()]
+    return [f"{_listed(names, '; ')}: {text}" for text, names in places.items()]
 
 
 def _pooled(group: Group) -> str:

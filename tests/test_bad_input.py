@@ -35,6 +35,7 @@ TWO = "--distributed a:1,0/2"
 CASES = [
     # environments and their parameters
     ("ppo", "--env LunarLander-v3", "gymnasium:LunarLander-v3"),
+    ("ppo", "--env mujoco:HalfCheetah-v5", "envpool:HalfCheetah-v5, gymnasium:HalfCheetah-v5"),
     ("appo", "--env envpool:CartPol-v1", "envpool:CartPol-v1, envpool:CartPole-v1"),
     ("ppo", "--env bad_envs:WideReward", "bad_envs:WideReward, reward, (3,)"),
     ("ppo", "--env bad_envs:HalfDone", "bad_envs:HalfDone, terminated, float32"),

@@ -316,7 +316,7 @@ def test_flags_that_differ_between_lines_are_named(capsys, tmp_path):
         make_run(tmp_path / "b", rows([100], [1]), **flags | {"gamma": 0.99, "gif": True, "num_envs": 32}),
         make_run(tmp_path / "c", rows([100], [1]), algorithm="my_ppo", **flags | {"clip_eps": 0.1}),
     ]
-    compared(*runs[::2])
+    compared(*runs[:1], make_run(tmp_path / "d", rows([100], [1]), algorithm="my_ppo", **flags))
     assert capsys.readouterr().err == ""
     compared(*runs, by=("gamma",))
     (note,) = capsys.readouterr().err.splitlines()
@@ -474,3 +474,14 @@ def test_a_line_that_begins_late_is_told(tmp_path, capsys):
     assert "begins at 900" in capsys.readouterr().err
     plot.learning_curves(plot.Args(runs=(early,)))
     assert "begins" not in capsys.readouterr().err
+
+
+def test_a_flag_that_only_a_fork_has_is_named_and_not_those_of_another_algorithm(tmp_path, capsys):
+    flags = {"gamma": 0.9, "seed": 1}
+    original = make_run(tmp_path / "original", rows([100], [1]), **flags)
+    fork = make_run(tmp_path / "fork", rows([100], [1]), algorithm="my_ppo", **flags, bonus=0.2)
+    compared(original, fork)
+    assert "bonus 0.2 (my_ppo only)" in capsys.readouterr().err
+    others = dict.fromkeys(("tau", "buffer_size", "batch_size", "alpha"), 1)
+    compared(original, make_run(tmp_path / "other", rows([100], [1]), algorithm="sac", **flags, **others))
+    assert capsys.readouterr().err == ""

@@ -242,7 +242,24 @@ def _side_by_side(env: str, groups: list[Group]) -> str:
             having[flag_text(json.loads(flags[name]))].append(group)
         values = " or ".join(f"{value} ({_listed(_names(found, groups), '; ')})" for value, found in having.items())
         texts.append(f"{name} {values}")
+    texts += _of_some(groups, meanings, by)
     return f"{env}: side by side are different flags: {'; '.join(texts)}" if texts else ""
+
+
+MOST_OF_SOME = 3  # flags that only some of several algorithms have, as forks do; others have dozens
+
+
+def _of_some(groups: list[Group], meanings: list[dict[str, str]], by: set[str]) -> list[str]:
+    """Such as `bonus 0.2 (my_ppo only)`, where algorithms have nearly the same flags."""
+    names = sorted(set().union(*meanings) - set.intersection(*map(set, meanings)) - by)
+    if len(names) > MOST_OF_SOME:
+        return []
+    texts = []
+    for name in names:
+        having = [group for group, flags in zip(groups, meanings, strict=True) if name in flags]
+        values = dict.fromkeys(flag_text(json.loads(flags[name])) for flags in meanings if name in flags)
+        texts.append(f"{name} {' or '.join(values)} ({_listed(_names(having, groups), '; ')} only)")
+    return texts
 
 
 def _differing(flags: Sequence[dict[str, str]]) -> set[str]:

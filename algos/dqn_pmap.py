@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.flags import (
+from common.flags import (  # a copy in another folder needs PYTHONPATH=path/to/pmaprl
     AdamBeta,
     Count,
     Counts,

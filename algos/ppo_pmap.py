@@ -12,7 +12,18 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.flags import AdamBeta, Count, Counts, Discount, Fraction, NonNegative, OnPolicyArgs, Positive, main, parse
+from common.flags import (  # a copy in another folder needs PYTHONPATH=path/to/pmaprl
+    AdamBeta,
+    Count,
+    Counts,
+    Discount,
+    Fraction,
+    NonNegative,
+    OnPolicyArgs,
+    Positive,
+    main,
+    parse,
+)
 
 
 @dataclass(kw_only=True)

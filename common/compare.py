@@ -1,13 +1,14 @@
 """A table of runs: returns, differences to a baseline, speeds, and steps to a threshold.
 
 python -m common.compare runs/* --csv table.csv
-python -m common.compare runs/* --baseline runs/NAME
+python -m common.compare runs/* --by clip_eps --baseline runs/NAME
 """
 
 import math
 import shutil
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -40,7 +41,8 @@ AUC           mean height of the curve of greedy evaluations [95% bootstrap inte
 threshold     that of --threshold, else 90% of the way from the lowest to the highest return seen in the environment
 training to   environment steps until the mean training return of the last 100 episodes, of sampled actions, reaches the
 threshold     threshold, median over seeds; a greedy return may be above it while this is not"""
-OF_BASELINE = """difference    return less that of the baseline [95% bootstrap interval], by pairs of equal seeds
+OF_BASELINE = """baseline      the lines of an environment without a difference, put together where they are several
+difference    return less that of the baseline [95% bootstrap interval], by pairs of equal seeds
 better        probability that a seed returns more than one of the baseline [95% bootstrap interval]"""
 
 NUMBER = tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")
@@ -54,8 +56,8 @@ class Args(Selection):
     """Write the table to this CSV file too, with more columns and full numbers."""
     threshold: Annotated[Finite | None, NUMBER] = None
     """Return to reach (default: 90% of the way from the lowest to the highest one seen)."""
-    baseline: Annotated[str, tyro.conf.arg(metavar="RUN", help_behavior_hint="")] = ""
-    """Add how the other lines of an environment differ from the line with this run."""
+    baseline: Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")] = ()
+    """Add how other lines differ from those with these runs, or of this algorithm, which count as one."""
 
 
 class Span(NamedTuple):
@@ -73,7 +75,7 @@ def compare(args: Args) -> Any:
         A pandas DataFrame with a row for each group, sorted, and the columns of `_row`.
 
     Raises:
-        UsageError: for what is not a run with metrics, and a baseline that is none of the runs.
+        UsageError: for what is not a run with metrics, and a baseline that is none of the runs or all of them.
     """
     import pandas
 
@@ -89,22 +91,39 @@ def compare(args: Args) -> Any:
         span = _common_span(together)
         for group in together:
             row = _row(group, args, threshold, span)
-            if env in baselines:
-                row |= _against(group, baselines[env], args)
+            if args.baseline:
+                row |= _against(group, baselines.get(env, []), args)
             rows.append(row)
     return pandas.DataFrame(rows)
 
 
-def _baselines(found: list[Group], name: str) -> dict[str, Group]:
-    """The group with the run `name`, by its environment. Raises UsageError where none has it."""
-    path = Path(name).resolve()
-    having = [group for group in found if path in _paths(group)]
-    if not having:
-        raise UsageError(f"--baseline {name} is none of the runs with metrics: name it among them too")
-    if len(having) > 1:
-        lines = "; ".join(group.label for group in having)
-        raise UsageError(f"--baseline {name} is in {len(having)} lines, and has to be in one: {lines}")
-    return {having[0].env: having[0]}
+def _baselines(found: list[Group], names: tuple[str, ...]) -> dict[str, list[Group]]:
+    """The groups that count as one baseline, by their environment.
+
+    A name is that of a run, which stands for its group, of an algorithm, or the label of a group.
+
+    Raises:
+        UsageError: for a name that fits none of the groups, and where no other group is left to compare.
+    """
+    chosen = set()
+    for name in names:
+        path = Path(name).resolve()
+        fitting = [group for group in found if path in _paths(group) or name in (group.algorithm, group.label)]
+        if not fitting:
+            lines = "; ".join(dict.fromkeys(group.label for group in found))
+            known = f"name it among them too, or take one of these lines: {lines}"
+            raise UsageError(f"--baseline {name} is none of the runs with metrics: {known}")
+        chosen |= {(group.env, group.key) for group in fitting}
+
+    baselines: dict[str, list[Group]] = {}
+    for group in found:
+        if (group.env, group.key) in chosen:
+            baselines.setdefault(group.env, []).append(group)
+    if not any(group.env in baselines for group in found if (group.env, group.key) not in chosen):
+        where = " and ".join(baselines)
+        what = f"no other line of {where} is left to compare: --by FLAG splits lines"
+        raise UsageError(f"--baseline {' '.join(names)}: {what}, and other runs add some")
+    return baselines
 
 
 def _paths(group: Group) -> set[Path]:
@@ -112,10 +131,10 @@ def _paths(group: Group) -> set[Path]:
     return {path.resolve() for run in group.runs for path in (run.path, *run.copies)}
 
 
-def _returns(group: Group) -> tuple[np.ndarray, list[int], int]:
-    """The final returns [S] of a group, their seeds, and how many of them are of training."""
+def _returns(runs: Iterable[LoggedRun]) -> tuple[np.ndarray, list[int], int]:
+    """The final returns [S] of runs, their seeds, and how many of them are of training."""
     returns, seeds, of_training = [], [], 0
-    for run in group.runs:
+    for run in runs:
         values, training = groups.final_returns(run.log)
         known = np.isfinite(values)
         returns.extend(values[known])
@@ -127,7 +146,7 @@ def _returns(group: Group) -> tuple[np.ndarray, list[int], int]:
 def _row(group: Group, args: Args, threshold: float, span: Span) -> dict[str, Any]:
     """The line of a group. Times are seconds of wall time, over all invocations of a run."""
     logs = [run.log for run in group.runs]
-    returns, _, of_training = _returns(group)
+    returns, _, of_training = _returns(group.runs)
     band = spread(returns, args.estimate)
     bootstrapped = band is not None and band.name == CONFIDENCE
     areas = np.concatenate([_area(run, span) for run in group.runs])
@@ -165,12 +184,12 @@ def _row(group: Group, args: Args, threshold: float, span: Span) -> dict[str, An
     }
 
 
-def _against(group: Group, baseline: Group, args: Args) -> dict[str, Any]:
-    """How the returns of a group differ from those of the baseline; NaN for the baseline itself."""
-    returns, seeds, _ = _returns(group)
-    base_returns, base_seeds, _ = _returns(baseline)
+def _against(group: Group, baseline: list[Group], args: Args) -> dict[str, Any]:
+    """How the returns of a group differ from those of a baseline's groups; NaN for one of these, and without any."""
+    returns, seeds, _ = _returns(group.runs)
+    base_returns, base_seeds, _ = _returns(run for part in baseline for run in part.runs)
     found = Difference(math.nan, None, False, math.nan, None)
-    if group is not baseline and len(returns) and len(base_returns):
+    if all(group is not part for part in baseline) and len(returns) and len(base_returns):
         found = difference(returns, seeds, base_returns, base_seeds, args.estimate)
     band, chances = found.interval, found.probability_interval
     return {

@@ -17,7 +17,20 @@ from common.cli.command import main, parse
 from common.cli.errors import UsageError, printable
 from common.cli.files import check_target, replacing
 from common.drawing import groups
-from common.drawing.figures import AXES, COLORS, DASHES, Grid, Limits, Line, Panel, draw, draw_grids, shade
+from common.drawing.figures import (
+    AXES,
+    COLORS,
+    DASHES,
+    MARKERS,
+    Grid,
+    Limits,
+    Line,
+    Panel,
+    draw,
+    draw_grids,
+    shade,
+    side_by_side,
+)
 from common.drawing.groups import Group, Selection
 from common.runs.estimates import estimate, estimate_name, spread
 from common.runs.metrics import RECENT, TRAINING, is_number
@@ -87,17 +100,18 @@ def _curves(found: list[Group], args: Args) -> Any:
 
     panels: dict[str, Panel] = {}
     counted = {curve.counted for curve in curves}
-    legend = _legend_of_factors(found)
+    only_points = all(len(curve.line.x) == 1 for curve in curves)
+    legend = _legend_of_factors(found, only_points)
     for group, line, count in curves:
         label = group.label if len(counted) == 1 else f"{group.label} ({count})"
         panel = panels.setdefault(group.env, Panel(group.env, [*legend]))
         panel.lines.append(line._replace(label="" if legend else label))
     return draw(
-        list(panels.values()),
+        [_points_apart(panel, args) for panel in panels.values()],
         args.x,
         AXES.get(args.y, args.y),
         title=args.title,
-        note=f"each line: {counted.pop()}" if len(counted) == 1 else "",
+        note=f"each {'point' if only_points else 'line'}: {counted.pop()}" if len(counted) == 1 else "",
         limits=Limits(x=args.xlim, y=args.ylim, log_x=args.logx),
     )
 
@@ -148,7 +162,26 @@ def _styles(found: list[Group]) -> dict[str, dict[str, Any]]:
     return styles
 
 
-def _legend_of_factors(found: list[Group]) -> list[Line]:
+def _points_apart(panel: Panel, args: Args) -> Panel:
+    """Put lines of a single point side by side where they are at the same place."""
+    drawn = [line.x for line in panel.lines if len(line.x)]
+    points = [index for index, line in enumerate(panel.lines) if len(line.x) == 1]
+    x = np.array([panel.lines[index].x[0] for index in points])
+    places = np.unique(x)
+    if len(points) == len(drawn) and len(places) == 1:
+        panel = panel._replace(xticks=tuple(places))
+    if len(places) == len(x):
+        return panel
+    ends = np.concatenate(drawn)
+    ends = np.log(ends) if args.logx else ends
+    moved = side_by_side(x, np.zeros(len(x)), args.logx, float(np.ptp(ends)))
+    lines = list(panel.lines)
+    for index, place in zip(points, moved, strict=True):
+        lines[index] = lines[index]._replace(x=np.array([place]))
+    return panel._replace(lines=lines, is_apart=True)
+
+
+def _legend_of_factors(found: list[Group], of_points: bool) -> list[Line]:
     """Empty lines that name the values of two flags one by one, where their combinations would be many."""
     factors = _factors(found)
     if len(factors) != 2 or min(map(len, factors.values())) < 2 or max(map(len, factors.values())) < 3:
@@ -158,12 +191,17 @@ def _legend_of_factors(found: list[Group]) -> list[Line]:
         return []
     nowhere = np.empty(0)
     colors = _colors(values)
+
+    def look(color: Any, dashes: str) -> dict[str, Any]:
+        how = {"linestyle": "", "marker": MARKERS[dashes], "markersize": 6} if of_points else {"linestyle": dashes}
+        return {"color": color} | how
+
     lines = [
-        Line(f"{first} {groups.flag_text(value)}", nowhere, nowhere, how={"color": color, "linestyle": "-"})
+        Line(f"{first} {groups.flag_text(value)}", nowhere, nowhere, how=look(color, "-"))
         for value, color in zip(values, colors, strict=True)
     ]
     lines += [
-        Line(f"{second} {groups.flag_text(value)}", nowhere, nowhere, how={"color": "0.4", "linestyle": dashes})
+        Line(f"{second} {groups.flag_text(value)}", nowhere, nowhere, how=look("0.4", dashes))
         for value, dashes in zip(others, DASHES, strict=False)
     ]
     return lines
@@ -180,10 +218,13 @@ def _curve(group: Group, args: Args, style: dict[str, Any]) -> Curve | None:
     there = np.isfinite(values).all(axis=0)
     if not values[:, there].size:
         return None
-    end, last = x[there][-1], x[-1]
+    begin, end, last = x[there][0], x[there][-1], x[-1]
+    notes = []
+    if begin - x[0] > 0.1 * last and args.x == "env_steps":
+        notes.append(f"the line begins at {begin:,.0f}, from where on all its runs have numbers, not at {x[0]:,.0f}")
     if end < 0.9 * last:
-        note = f"the line ends at {end:,.0f} with the shortest run, not at {last:,.0f}"
-        groups.say([f"{group.label} in {group.env}: {note}"])
+        notes.append(f"the line ends at {end:,.0f} with the shortest run, not at {last:,.0f}")
+    groups.say(f"{group.label} in {group.env}: {note}" for note in notes)
     x, values, count = x[there], values[:, there], len(values)
     line = Line("", x, estimate(values, args.estimate), spread(values, args.estimate), how=style)
     counted = f"{count} {what}s, {estimate_name(args.estimate, count)}" if count > 1 else f"1 {what}"

@@ -9,6 +9,7 @@ one-hot encoding and the action bounds are part of the policy.
 import importlib.util
 import operator
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Callable
@@ -138,7 +139,8 @@ def _module(config: dict[str, Any], run_dir: Path, algorithm: ModuleType | str |
     given = isinstance(algorithm, ModuleType)
     path = Path((algorithm.__file__ if given else algorithm) or ROOT / str(config.get("script"))).resolve()
     if algorithm is None and (path.parent != ALGOS or path.suffix != ".py"):
-        raise UsageError(f"{run_dir} was made by {config.get('script')}: if you trust that, name it by --algorithm")
+        ways = f"--algorithm {shlex.quote(str(path))}, or in Python load_policy(..., algorithm={str(path)!r})"
+        raise UsageError(f"{run_dir} was made by a file outside {ALGOS.name}/: if you trust it, name it by {ways}")
     if not path.is_file():
         raise UsageError(f"the algorithm of {run_dir} is not there: {path} does not exist")
     digest = sha256(path.read_bytes()).hexdigest()

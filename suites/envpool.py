@@ -13,6 +13,8 @@ from suites.tools.checked import of_each
 from suites.tools.conversion import Conversion
 from suites.tools.shared import FRAMES, OBS_NAMES
 
+MOVED = "-v2", "-v3"
+"""Versions of MuJoCo's environments that gymnasium knows, but does not make any more."""
 MOST_THREADS = 1024
 MOST_FRAMES = 64  # stacked in front of a picture, whose sides are longer
 LARGEST_SIZE = 4096  # of a picture and the like
@@ -33,6 +35,7 @@ class SuiteEnv:
     def __init__(self, name: str, env_id: str, options: HostOptions):
         envpool = import_package("envpool")
         params = _checked_params(envpool, name, env_id, options.env_params)
+        self._env_id = env_id
         self._draws = options.frames and "mujoco" not in envpool.registration.registry.specs[env_id][0]
         if self._draws:
             params = params | FRAMES
@@ -69,7 +72,7 @@ class SuiteEnv:
 
     def frame(self) -> np.ndarray:
         if not self._draws:
-            raise UsageError("envpool would end the process where it draws MuJoCo without a display")
+            raise UsageError(_without_display(self._env_id))
         return self._inner.render(np.zeros(1, np.int32))[0]
 
     def close(self) -> None:
@@ -77,6 +80,16 @@ class SuiteEnv:
 
     def kill(self) -> None:
         pass
+
+
+def _without_display(env_id: str) -> str:
+    """The reason why there is no picture of MuJoCo, and where there is one."""
+    from gymnasium import registry  # which envpool needs itself
+
+    why = "envpool would end the process where it draws MuJoCo without a display"
+    if env_id not in registry or env_id.endswith(MOVED):
+        return why
+    return f"{why}; python -m common.play RUN --env gymnasium:{env_id} --gif FILE has pictures of the same task"
 
 
 def _checked_params(envpool: Any, name: str, env_id: str, given: dict[str, Any]) -> dict[str, Any]:

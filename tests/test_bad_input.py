@@ -35,6 +35,7 @@ TWO = "--distributed a:1,0/2"
 CASES = [
     # environments and their parameters
     ("ppo", "--env LunarLander-v3", "gymnasium:LunarLander-v3"),
+    ("ppo", "--env mujoco:HalfCheetah-v5", "envpool:HalfCheetah-v5, gymnasium:HalfCheetah-v5"),
     ("appo", "--env envpool:CartPol-v1", "envpool:CartPol-v1, envpool:CartPole-v1"),
     ("ppo", "--env bad_envs:WideReward", "bad_envs:WideReward, reward, (3,)"),
     ("ppo", "--env bad_envs:HalfDone", "bad_envs:HalfDone, terminated, float32"),
@@ -58,8 +59,14 @@ CASES = [
     ("ppo", "--quiet yes", "yes, --no-quiet"),
     ("ppo", "--normalize-obs=False", "--no-normalize-obs"),
     ("ppo", "--run-name mine", "--run-name, --run-dir"),
+    ("ppo", "--sweep 'gamma=0.9,0.99 clip_eps=0.1,0.2'", "--sweep, leave the quotes off"),
     ("ppo", "--sweep num_steps=8,16", "--sweep num_steps, for, --num-steps"),
     ("ppo", "--log-each", "--log-each, --tensorboard"),
+    ("ppo", f"{ON_HOST} --num-devices 2", "--num-devices, --learner-devices"),
+    ("ppo", "--learner-devices 0,1", "--learner-devices, --num-devices"),
+    ("appo", "--num-devices 2 --num-envs 8", "--num-devices, --learner-devices, --num-envs, --envs-per-actor"),
+    ("sac", "--env Pendulum-v1 --envs-per-actor 4", "--envs-per-actor, --num-envs"),
+    ("sac", f"{ON_HOST} --num-envs 4 --num-seeds 2", "--num-seeds, --num-envs, --envs-per-actor, --seed $seed"),
     # sizes
     ("ppo", "--total-timesteps 1e18", "--total-timesteps, 2,147,483,647"),
     ("ppo", "--num-minibatches 7", "--num-minibatches 7, 4 or 8, --num-envs 28 or 35"),

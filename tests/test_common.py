@@ -413,6 +413,29 @@ def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
     assert len(beside.played) > 1 and f"{left} due" in warnings[-1] and len(warnings) == 2
 
 
+@pytest.mark.parametrize(
+    ("pending", "saved", "told"),
+    [
+        ((100,), 100, "1 due evaluation was not played: --resume plays it"),
+        ((40, 70, 100), 100, "3 due evaluations were not played: --resume plays the last one"),
+        ((70, 80), 40, "2 due evaluations were not played: --resume plays them"),
+        ((40,), 70, "1 due evaluation was not played"),
+    ],
+)
+def test_an_evaluation_that_is_not_played_is_said_to_be_played_by_a_resume_where_it_is(pending, saved, told):
+    """That is so at the end of a run, and after the step from which a resumed run goes on."""
+    warnings = []
+    run = SimpleNamespace(args=small_args(), clock=Clock(), total=100)
+    run.console = SimpleNamespace(warn=warnings.append)
+    run.saver = Saver(None, small_args(), Start(step=saved))
+    evaluations = Evaluations(run, Score(0, {}))
+    evaluations.beside = Beside()
+    for step in pending:
+        evaluations.begin(step, None)
+    evaluations.stop()
+    assert warnings == [told]
+
+
 @pytest.mark.parametrize("size, stride, more", [(3, 2, (0, 0)), (8, 4, (3, 1))])
 def test_convolutions_are_those_of_xla(size, stride, more):
     """Where the last neighbourhood would leave pixels out, the image is padded."""

@@ -16,7 +16,7 @@ from cli_helpers import ROOT
 from common import compare, plot
 from common.cli.command import exit_code, parse
 from common.cli.errors import UsageError
-from common.drawing.figures import draw_curve, draw_population
+from common.drawing.figures import draw_curve, draw_population, side_by_side
 from common.drawing.groups import LoggedRun, align, group, pooled
 from common.runs.estimates import difference, estimate, interval, mean_over_steps, spread
 from common.runs.metrics import EVALUATION, RECENT, TRAINING, Log, LogWriter, Series, read_log, summarized
@@ -301,11 +301,11 @@ def test_a_baseline_is_compared_with_by_seeds(tmp_path):
         make_run(tmp_path / name, rows([100], [[0] * 4]), num_seeds=4, evaluation=returns[name], **flags[name])
         for name in flags
     ]
-    other, baseline = compared(*runs, by=("gamma",), baseline=runs[1])
+    other, baseline = compared(*runs, by=("gamma",), baseline=runs[1:])
     found = [other[name] for name in ("difference", "difference_low", "difference_high", "paired", "better")]
     assert found == [1, 1, 1, True, 10 / 16] and np.isnan(baseline["difference"])
     with pytest.raises(UsageError, match="baseline"):
-        compared(runs[0], baseline=runs[1])
+        compared(runs[0], baseline=runs[1:])
 
 
 def test_flags_that_differ_between_lines_are_named(capsys, tmp_path):
@@ -316,11 +316,11 @@ def test_flags_that_differ_between_lines_are_named(capsys, tmp_path):
         make_run(tmp_path / "b", rows([100], [1]), **flags | {"gamma": 0.99, "gif": True, "num_envs": 32}),
         make_run(tmp_path / "c", rows([100], [1]), algorithm="my_ppo", **flags | {"clip_eps": 0.1}),
     ]
-    compared(*runs[::2])
+    compared(*runs[:1], make_run(tmp_path / "d", rows([100], [1]), algorithm="my_ppo", **flags))
     assert capsys.readouterr().err == ""
     compared(*runs, by=("gamma",))
     (note,) = capsys.readouterr().err.splitlines()
-    assert "num_envs 16 (my_ppo, gamma 0.9, ppo_pmap, gamma 0.9) or 32 (ppo_pmap, gamma 0.99)" in note
+    assert "num_envs 16 (my_ppo; ppo_pmap, gamma 0.9) or 32 (ppo_pmap, gamma 0.99)" in note
     assert "gif" not in note
 
 
@@ -395,14 +395,14 @@ def test_a_baseline_is_one_line_also_where_its_run_is_a_copy(tmp_path):
     ]
     for run, checksum in zip(runs, ("one", "one", "two"), strict=True):
         Path(run, "result.json").write_text(json.dumps({"state_sha256": checksum}))
-    same, other = compared(*runs, by=("gamma",), baseline=runs[1])
+    same, other = compared(*runs, by=("gamma",), baseline=(runs[1],))
     assert np.isnan(same["difference"]) and other["difference"] == 0
     members = [{"seed": 0, "gamma": 0.9}, {"seed": 0, "gamma": 0.99}]
     sweep = make_run(tmp_path / "sweep", rows([100], [[1, 2]]))
     config = json.loads(Path(sweep, "config.json").read_text())
     Path(sweep, "config.json").write_text(json.dumps(config | {"members": members}))
-    with pytest.raises(UsageError, match="2 lines"):
-        compared(sweep, by=("gamma",), baseline=sweep)
+    with pytest.raises(UsageError, match="no other line"):
+        compared(sweep, by=("gamma",), baseline=(sweep,))
 
 
 def test_values_that_look_alike_once_shortened_are_told_apart(tmp_path):
@@ -418,3 +418,70 @@ def test_values_that_look_alike_once_shortened_are_told_apart(tmp_path):
         line.get_color() for line in plot.learning_curves(plot.Args(runs=tuple(runs), by=("env_params",))).axes[0].lines
     }
     assert len(colors) == 2
+
+
+def test_runs_of_a_baseline_count_as_one_group(tmp_path):
+    """Two lines with seeds of their own, beside a third one and another environment; by paths, label and algorithm."""
+    runs = [
+        make_run(tmp_path / f"{algorithm} {gamma}", rows([100], [0]), algorithm, returned, gamma=gamma, seed=seed)
+        for seed, (algorithm, gamma, returned) in enumerate([("ppo", 0.9, [1]), ("ppo", 0.99, [3]), ("sac", 0.9, [7])])
+    ]
+    elsewhere = make_run(tmp_path / "elsewhere", rows([100], [0]), evaluation=[9], env="Acrobot-v1", gamma=0.9)
+    by = {"by": ("gamma",)}
+    both = runs[0], runs[1]
+    for baseline, expected in {
+        both: [5, None, None],
+        ("ppo",): [5, None, None],
+        ("ppo, gamma 0.9",): [6, 2, None],
+    }.items():
+        found = compared(*runs, elsewhere, baseline=baseline, **by)
+        told = {(row["algorithm"], row["gamma"]): row["difference"] for row in found if row["env"] == "CartPole-v1"}
+        wanted = dict(zip([("sac", "0.9"), ("ppo", "0.99"), ("ppo", "0.9")], expected, strict=True))
+        assert {key: None if math.isnan(value) else value for key, value in told.items()} == wanted
+    assert parse(compare.Args, [*runs, "--baseline", *both]).baseline == both
+
+
+def test_points_that_would_hide_each_other_are_side_by_side():
+    """By height, each where it is on average, and away from the points of other places."""
+    x = np.array([1.0, 1, 1, 1, 2, 2])
+    moved = side_by_side(x, np.array([500.0, 499, 100, 500, 300, 200]))
+    assert moved[2] == 1 and moved[4:].tolist() == [2, 2]
+    assert moved[1] < moved[0] < moved[3] < 1.3 and moved[[0, 1, 3]].mean() == pytest.approx(1)
+    decades = side_by_side(np.array([1e-4, 1e-4, 1e-2]), np.zeros(3), is_log=True)
+    assert decades[0] < 1e-4 < decades[1] and decades[0] * decades[1] == pytest.approx(1e-8)
+    assert len(set(side_by_side(np.ones(3), np.zeros(3)))) == 3
+
+
+@pytest.mark.parametrize("words", [[], ["--logx"]])
+def test_single_points_of_lines_are_side_by_side_in_the_order_of_the_legend(words, tmp_path):
+    runs = [make_run(tmp_path / str(gamma), rows([100], [7]), gamma=gamma, seed=1) for gamma in (0.9, 0.99)]
+    args = parse(plot.Args, [*runs, "--by", "gamma", *words])
+    (axes,) = plot.learning_curves(args).axes
+    first, second = (line.get_xdata()[0] for line in axes.lines)
+    assert first < 100 < second and "side by side" in axes.get_xlabel()
+    assert list(axes.get_xticks()) == [100]
+    curve = make_run(tmp_path / "curve", rows([100, 300], [1, 2]), gamma=0.5)
+    axes = plot.learning_curves(parse(plot.Args, [*runs, curve, "--by", "gamma", *words])).axes[0]
+    places = sorted(line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 1)
+    assert 90 < places[0] < 100 < places[1] < 110 and len(axes.get_xticks()) > 1
+
+
+def test_a_line_that_begins_late_is_told(tmp_path, capsys):
+    """It is where all runs of a group have numbers."""
+    early = make_run(tmp_path / "early", rows([100, 900, 1000], [1, 2, 3]))
+    late = make_run(tmp_path / "late", rows([900, 1000], [1, 2]), seed=1)
+    plot.learning_curves(plot.Args(runs=(early, late)))
+    assert "begins at 900" in capsys.readouterr().err
+    plot.learning_curves(plot.Args(runs=(early,)))
+    assert "begins" not in capsys.readouterr().err
+
+
+def test_a_flag_that_only_a_fork_has_is_named_and_not_those_of_another_algorithm(tmp_path, capsys):
+    flags = {"gamma": 0.9, "seed": 1}
+    original = make_run(tmp_path / "original", rows([100], [1]), **flags)
+    fork = make_run(tmp_path / "fork", rows([100], [1]), algorithm="my_ppo", **flags, bonus=0.2)
+    compared(original, fork)
+    assert "bonus 0.2 (my_ppo only)" in capsys.readouterr().err
+    others = dict.fromkeys(("tau", "buffer_size", "batch_size", "alpha"), 1)
+    compared(original, make_run(tmp_path / "other", rows([100], [1]), algorithm="sac", **flags, **others))
+    assert capsys.readouterr().err == ""

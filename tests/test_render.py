@@ -150,6 +150,15 @@ def test_a_gymnasium_environment_draws_itself_or_says_why_not(toy, told):
     assert recording.obs_names == (("episode", "step") if toy == "PromisingToy" else ())
 
 
+@pytest.mark.parametrize(("env_id", "drawn"), [("InvertedPendulum-v4", True), ("InvertedPendulum-v2", False)])
+def test_mujoco_of_envpool_names_the_environment_that_has_pictures(env_id, drawn):
+    """Where gymnasium makes the same one."""
+    envs = RecordedEnvs(make_host(f"envpool:{env_id}", 1, 0, frames=True))
+    envs.reset()
+    envs.close()
+    assert (f"--env gymnasium:{env_id}" in envs.without_pictures) is drawn
+
+
 def test_without_a_renderer_an_episode_on_the_host_keeps_observations():
     envs = played_on_host(3, resets_in_step=True, broken=True)
     recording = envs.recording()

@@ -180,8 +180,18 @@ OTHER_NAMES |= {"--start-e": "--epsilon-start", "--end-e": "--epsilon-end"}
 OTHER_NAMES |= {"--exploration-fraction": "--epsilon-fraction", "--target-network-frequency": "--target-frequency"}
 
 
-SEEDS_ON_HOST = ": for seed in 0 1 2; do python ... --seed $seed; done trains them one after another, and "
+SEEDS_ON_HOST = "for seed in 0 1 2; do python ... --seed $seed; done trains them one after another, and "
 SEEDS_ON_HOST += "common.compare and common.plot put their runs together"
+
+# By a flag of one place what does the same in the other place, and the flag that it needs there
+COUNTERPARTS = {
+    "--num-seeds": ("--seed", SEEDS_ON_HOST),
+    "--num-devices": ("--learner-devices", "--learner-devices 0,1 names those that learn"),
+    "--learner-devices": ("--num-devices", "--num-devices 2 says how many learn"),
+    "--actor-devices": ("--num-devices", "--num-devices 2 says how many act and learn"),
+    "--num-envs": ("--envs-per-actor", "--envs-per-actor says how many each actor thread steps"),
+    "--envs-per-actor": ("--num-envs", "--num-envs says how many in all"),
+}
 
 
 def _known_elsewhere(args_class: type, argv: list[str]) -> str:
@@ -197,8 +207,18 @@ def _known_elsewhere(args_class: type, argv: list[str]) -> str:
         named = [flag for flag in dict.fromkeys(unknown) if flag in elsewhere]
         if named:
             told = f"{' and '.join(named)}: for environments that step on the {where}, and this one does not"
-            return told + (SEEDS_ON_HOST if "--num-seeds" in named else "")
+            return ": ".join(filter(None, [told, _counterparts(named, own)]))
+    # An algorithm that has one place only
+    replaced = [flag for flag in dict.fromkeys(unknown) if _counterparts([flag], own)]
+    if replaced:
+        return f"{' and '.join(replaced)}: no flag of this algorithm: {_counterparts(replaced, own)}"
     return ""
+
+
+def _counterparts(flags: list[str], own: set[str]) -> str:
+    """What does the same as these flags of the other place, with the `own` ones; empty where nothing is known."""
+    hints = [COUNTERPARTS[flag] for flag in flags if flag in COUNTERPARTS]
+    return "; ".join(hint for replacement, hint in hints if replacement in own)
 
 
 def _switched(args_class: type, argv: list[str]) -> str:

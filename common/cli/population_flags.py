@@ -102,6 +102,9 @@ class PbtArgs(RunArgs):
         for word in self.sweep:
             name, _, text = "".join(word.split()).removeprefix("--").partition("=")
             name = name if name.startswith(PREFIX) else name.replace("-", "_")
+            if "=" in text and len(word.split()) > 1:
+                told = "is one word: leave the quotes off, a word for each flag"
+                raise UsageError(f"--sweep {shortened(repr(word))} {told}")
             if not text:
                 raise UsageError(f"--sweep {shortened(repr(word))} is not of the form NAME=A,B,... or NAME={FORMS}")
             self._check_sweepable("--sweep", name)

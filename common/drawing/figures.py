@@ -9,13 +9,13 @@ import numpy as np
 from common.cli.errors import printable
 from common.cli.files import replacing
 from common.drawing.groups import align, final_returns
-from common.runs.estimates import Interval
+from common.runs.estimates import CONFIDENCE, FEWEST, Interval
 from common.runs.metrics import EVALUATION, RECENT, TRAINING, Log, Series, read_log
 from common.runs.results import ranked, training_returns
 
 AXES = {
     "env_steps": "environment steps",
-    "wall": "wall time [s]",
+    "wall": "wall time, compilation included [s]",
     "seconds": "wall time, compilation and evaluations included [s]",
     TRAINING: "episode return (mean of each interval)",
     RECENT: "episode return (mean of the last 100)",
@@ -24,6 +24,7 @@ AXES = {
 # Told apart by colour-blind eyes: Okabe and Ito's, without yellow, which is faint on white. With the dashes 28 styles.
 COLORS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"
 DASHES = "-", "--", "-.", ":"
+MARKERS = {"-": "o", "--": "s", "-.": "^", ":": "D"}  # of a single point, which shows no dashes
 SEQUENTIAL = "viridis"  # matplotlib's name of the colours for numbers
 
 
@@ -47,6 +48,8 @@ class Panel(NamedTuple):
     x: str = ""
     ylabel: str = ""
     log: str = ""  # "x" or "y": the axis that is logarithmic
+    xticks: tuple[float, ...] = ()  # the places of the horizontal axis that are named, where they are few
+    is_apart: bool = False  # points that would hide each other are side by side
 
 
 def draw_curve(run_dir: Path, title: str) -> Path:
@@ -112,17 +115,59 @@ def _curves_of_members(log: Log, best: int | None) -> Panel:
     return Panel("", lines)
 
 
+FEW_VALUES = 5  # of a flag, each of which has a tick
+
+
 def _values_of_members(name: str, x: np.ndarray, returns: np.ndarray, best: int | None) -> Panel:
     """The last return against the value of a flag; what broke stands at the foot as a cross."""
     alive, lines = np.isfinite(returns), []
     dots = {"linestyle": "", "marker": "o", "alpha": 0.6}
+    values = np.unique(x)
+    is_log = bool(values[0] > 0 and values[-1] >= 10 * values[0])
+    at = x
     if best is not None:
+        x = side_by_side(at, np.where(alive, returns, returns[alive].min()), is_log)
         lines.append(Line("member", x[alive], returns[alive], how=dots))
         lines.append(Line("the best", x[[best]], returns[[best]], style=1, how=dots | {"alpha": 1, "markersize": 7}))
         if not alive.all():
             foot = np.full(np.sum(~alive), returns[alive].min())
             lines.append(Line("broke", x[~alive], foot, style=6, how=dots | {"marker": "x"}))
-    return Panel("", lines, name, "final greedy return", "x" * _spans_decades(x))
+    return Panel(
+        title="",
+        lines=lines,
+        x=name,
+        ylabel="final greedy return",
+        log="x" * is_log,
+        xticks=tuple(values) if len(values) <= FEW_VALUES else (),
+        is_apart=bool(np.any(x != at)),
+    )
+
+
+def side_by_side(x: np.ndarray, y: np.ndarray, is_log: bool = False, width: float = 0.0) -> np.ndarray:
+    """Move those points (x, y) apart that would hide each other, x being equal and y nearly so: a small row, by y.
+
+    Args:
+        x: Places [S] on the horizontal axis.
+        y: Places [S] on the vertical axis.
+        is_log: The horizontal axis is logarithmic.
+        width: Length of the horizontal axis, of logarithms where it is one of these; 0: that between the points.
+
+    Returns:
+        The new x [S].
+    """
+    places = np.log(x) if is_log else x.astype(float)
+    known = np.unique(places)
+    width = width or known[-1] - known[0] or 1.0
+    room = 0.6 * min(np.diff(known), default=width)
+    closeness = 0.02 * (y.max() - y.min())
+    moved = places.copy()
+    for place in known:
+        order = np.flatnonzero(places == place)
+        order = order[np.argsort(y[order], kind="stable")]
+        for row in np.split(order, np.flatnonzero(np.diff(y[order]) > closeness) + 1):
+            step = min(0.04 * width, room / len(row))
+            moved[row] += step * (np.arange(len(row)) - (len(row) - 1) / 2)
+    return np.where(moved == places, x, np.exp(moved) if is_log else moved)
 
 
 def _descent(name: str, series: Series, sources: np.ndarray, best: int | None) -> Panel:
@@ -183,7 +228,9 @@ def draw(panels: list[Panel], x: str, ylabel: str, title: str = "", note: str = 
         else:
             _add_legend(axes, panel.title)
         if panel.ylabel or index % across == 0:
-            axes.set_ylabel(plain_text(panel.ylabel or ylabel), fontsize=10 if len(panels) == 1 else 9)
+            text = plain_text(panel.ylabel or ylabel)
+            is_small = len(panels) > 1
+            axes.set_ylabel(text.replace(" (", "\n(") if is_small else text, fontsize=9 if is_small else 10)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     if shared:
@@ -192,10 +239,22 @@ def draw(panels: list[Panel], x: str, ylabel: str, title: str = "", note: str = 
         figure.suptitle(title)
     shades = sorted({line.band.name for panel in panels for line in panel.lines if line.band})
     held = "runs that have ended keep their last value" if x == "wall" and shades else ""
-    shaded = f"shaded: {' or '.join(shades)}" if shades else ""
+    shaded = f"{_drawn_as(panels)}: {_spread_text(shades)}" if shades else ""
     if foot := "; ".join(filter(None, (note, shaded, held))):
         figure.supxlabel(foot, x=0.99, ha="right", fontsize=8, color="0.4")
     return figure
+
+
+def _drawn_as(panels: list[Panel]) -> str:
+    """How spreads are drawn: around a line, and around a single point."""
+    points = [len(line.x) for panel in panels for line in panel.lines if line.band]
+    return " and ".join(["shaded"] * (max(points) > 1) + ["bars"] * (min(points) == 1))
+
+
+def _spread_text(names: list[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    return f"{CONFIDENCE}, of fewer than {FEWEST} seeds their range"
 
 
 def plain_text(text: str) -> str:
@@ -204,15 +263,22 @@ def plain_text(text: str) -> str:
 
 
 def _draw_panel(axes: Any, panel: Panel, x: str, limits: Limits) -> None:
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
     for line in panel.lines:
         _draw_line(axes, line)
-    axes.set_xlabel(plain_text(AXES.get(x, x)))
+    axes.set_xlabel(plain_text(AXES.get(x, x)) + " (equal points side by side)" * panel.is_apart)
     axes.ticklabel_format(axis="y", useOffset=False)
     axes.set(**{f"{axis}scale": "log" for axis in panel.log})
     if limits.log_x:
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    if panel.xticks:
+        axes.set_xticks(panel.xticks, [f"{place:.6g}" for place in panel.xticks])
+        axes.minorticks_off()
+    elif not panel.log and not limits.log_x:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
     if x == "env_steps":
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set(xlim=limits.x, ylim=limits.y)
@@ -310,8 +376,10 @@ def shade(place: float) -> tuple[float, ...]:
 def _draw_line(axes: Any, line: Line) -> None:
     how = {"color": COLORS[line.style % len(COLORS)], "marker": "o" * (0 < len(line.x) <= 12), "markersize": 4}
     how |= {"linestyle": DASHES[line.style % len(DASHES)]} | line.how
+    if len(line.x) == 1 and "marker" not in line.how:
+        how |= {"marker": MARKERS[how["linestyle"]], "markersize": 6, "linestyle": ""}
     if line.seeds is not None:
-        faint = max(0.08, 0.5 / math.sqrt(len(line.seeds)))
+        faint = max(0.12, 0.8 / math.sqrt(len(line.seeds)))
         axes.plot(line.x, line.seeds.T, **how | {"linestyle": "-", "markersize": 2}, alpha=faint, linewidth=0.8)
     if line.band and len(line.x) > 1:
         axes.fill_between(line.x, line.band.low, line.band.high, color=how["color"], alpha=0.18, linewidth=0)

@@ -208,7 +208,7 @@ def pooled(groups: Iterable[Group]) -> list[str]:
     for group in groups:
         if text := _pooled(group):
             places[text].append(f"{group.label} in {group.env}")
-    return [f"{_listed(names)}: {text}" for text, names in places.items()]
+    return [f"{_listed(names, '; ')}: {text}" for text, names in places.items()]
 
 
 def _pooled(group: Group) -> str:
@@ -237,12 +237,29 @@ def _side_by_side(env: str, groups: list[Group]) -> str:
     by = set().union(*(group.variant for group in groups))
     texts = []
     for name in sorted(_differing(meanings) - by):
-        labels = defaultdict(list)
+        having = defaultdict(list)
         for group, flags in zip(groups, meanings, strict=True):
-            labels[flag_text(json.loads(flags[name]))].append(group.label)
-        values = " or ".join(f"{value} ({_listed(found)})" for value, found in labels.items())
+            having[flag_text(json.loads(flags[name]))].append(group)
+        values = " or ".join(f"{value} ({_listed(_names(found, groups), '; ')})" for value, found in having.items())
         texts.append(f"{name} {values}")
+    texts += _of_some(groups, meanings, by)
     return f"{env}: side by side are different flags: {'; '.join(texts)}" if texts else ""
+
+
+MOST_OF_SOME = 3  # flags that only some of several algorithms have, as forks do; others have dozens
+
+
+def _of_some(groups: list[Group], meanings: list[dict[str, str]], by: set[str]) -> list[str]:
+    """Such as `bonus 0.2 (my_ppo only)`, where algorithms have nearly the same flags."""
+    names = sorted(set().union(*meanings) - set.intersection(*map(set, meanings)) - by)
+    if len(names) > MOST_OF_SOME:
+        return []
+    texts = []
+    for name in names:
+        having = [group for group, flags in zip(groups, meanings, strict=True) if name in flags]
+        values = dict.fromkeys(flag_text(json.loads(flags[name])) for flags in meanings if name in flags)
+        texts.append(f"{name} {' or '.join(values)} ({_listed(_names(having, groups), '; ')} only)")
+    return texts
 
 
 def _differing(flags: Sequence[dict[str, str]]) -> set[str]:
@@ -251,10 +268,19 @@ def _differing(flags: Sequence[dict[str, str]]) -> set[str]:
     return {name for name in names if len({one[name] for one in flags}) > 1}
 
 
-def _listed(names: Sequence[str]) -> str:
+def _names(some: list[Group], groups: list[Group]) -> list[str]:
+    """The labels of some groups, in short that of their algorithm where they are all groups that it has."""
+    names = []
+    for group in some:
+        is_whole = all(any(one is other for other in some) for one in groups if one.algorithm == group.algorithm)
+        names.append(group.algorithm if is_whole else group.label)
+    return list(dict.fromkeys(names))
+
+
+def _listed(names: Sequence[str], between: str = ", ") -> str:
     """The names in one text, of many the first ones and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 4 else ""
-    return ", ".join(names[:3] if more else names) + more
+    return between.join(names[:3] if more else names) + more
 
 
 def say(notes: Iterable[str]) -> None:

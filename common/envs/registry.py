@@ -91,12 +91,25 @@ def _make(name: str, options: Any) -> Any:
         if is_custom(name) and os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # where the user's module may be
         if suite == CUSTOM:
-            return custom.make(name, options)
+            return _own(name, options)
         if name.startswith("gymnasium:ALE/"):
             import_package("ale_py")  # without which gymnasium does not know them
         if suite != "gymnasium" or ":" not in env_id:  # else the module before the colon registers it
             check_known(name, env_id, _module(suite).ids())
         return _module(suite).SuiteEnv(name, env_id, options)
+
+
+def _own(name: str, env_params: dict[str, Any]) -> Env:
+    """The user's environment; where there is none, as with `mujoco:Ant-v5`, suites that have this id are named."""
+    try:
+        return custom.make(name, env_params)
+    except UsageError as error:
+        module, factory = name.rsplit(":", 1)
+        there = hasattr(sys.modules.get(module), factory)  # else what went wrong lies in the user's code
+        meant = [] if there else _names_elsewhere(factory)
+        if not meant:
+            raise
+        raise UsageError(f"unknown environment {name!r}: did you mean {', '.join(meant)}?") from error
 
 
 def check_known(name: str, env_id: str, known: Sequence[str]) -> None:

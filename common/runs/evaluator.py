@@ -116,9 +116,20 @@ class Evaluations:
     def stop(self) -> None:
         """Give up what is pending, and say so."""
         if count := len(self._pending):
-            self._run.console.warn(f"{count} due evaluation{'s were' if count > 1 else ' was'} not played")
+            told = f"{count} due evaluation{'s were' if count > 1 else ' was'} not played"
+            self._run.console.warn(told + self._played_later())
         if self.beside:
             self.beside.stop()
+
+    def _played_later(self) -> str:
+        """Tell how many of the pending ones --resume plays: that of the end, and those after the last save."""
+        saved = self._run.saver.newest_step
+        later = sum(step > saved or step == saved == self._run.total for step in self._pending)
+        if not later:
+            return ""
+        if later == len(self._pending):
+            return f": --resume plays {'them' if later > 1 else 'it'}"
+        return f": --resume plays the last {later if later > 1 else 'one'}"
 
     def _reaches_goal(self, returns: list[float]) -> bool:
         goal = self._run.args.stop_at_return

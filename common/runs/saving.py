@@ -118,6 +118,11 @@ class Saver:
         if step in self._saved:
             self.checkpoints.add_evaluation(step, self._returns[step])
 
+    @property
+    def newest_step(self) -> int:
+        """The last step that is saved, or that the run began from."""
+        return max(self._saved)
+
     def is_due(self, step: int) -> bool:
         """Tell if the state at this step has not been saved yet."""
         return step not in self._saved

@@ -118,6 +118,15 @@ def test_an_update_has_few_kernels(program, most):
     assert {name: found[name] for name, limit in most.items() if found[name] > limit} == {}
 
 
+def test_on_an_accelerator_only_the_loop_over_updates_has_no_known_length(monkeypatch):
+    """Loops of other lengths keep their neighbours out of CUDA graphs, and make the device ask the host."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    lowered, _ = kernels.lowered_program({"program": "ppo", "function": "update", "num_envs": 8}, jax.devices()[:1])
+    loops = [line for line in lowered.compile().as_text().splitlines() if " while(" in line]
+    assert len(loops) > 4
+    assert sum("known_trip_count" not in line for line in loops) == 1
+
+
 def test_bytes_and_products_are_those_of_what_a_kernel_touches():
     program = """
 %body (p: f32[128,64]) -> f32[64] {

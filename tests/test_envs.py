@@ -17,7 +17,7 @@ from helpers import Endings, KeyInState, Pusher, make_env, over_devices, same_bi
 
 from common.actors.actor import inspect_env
 from common.cli.errors import UsageError
-from common.device.rollout import action_noise, new_starts, split_keys, step_envs
+from common.device.rollout import action_noise, keys_of_steps, new_starts, split_keys, step_envs
 from common.device.sharding import flatten, key_data, to_devices, to_host, unflatten
 from common.envs import spaces
 from common.envs.bytes import IN_BOUNDS, describe_bytes, spec_with_byte_max
@@ -330,6 +330,24 @@ def test_environments_begin_anew_as_if_each_step_had_a_reset_in_it(name):
     assert (ours.terminated | ours.truncated).sum() > ENVS
     same = partial(np.testing.assert_allclose, atol=1e-6)
     jax.tree.map(same, (ours, key_data(states)), (wanted, key_data(wanted_states)))
+
+
+@pytest.mark.parametrize("has_starts", [False, True])
+def test_keys_that_are_split_in_front_of_all_steps_lead_to_the_same_steps(has_starts):
+    env = make_env("KeyInState")
+    keys = jax.random.split(jax.random.key(1), (STEPS, ENVS))
+    obs, states = jax.vmap(env.reset)(keys[0])
+    starts = jax.tree.map(lambda x: x[:3], (obs, states)) if has_starts else None
+    actions = jax.vmap(lambda key: spaces.sample(key, env.action_space))(keys[0])
+
+    def after(keys):
+        def one(states, keys):
+            out = step_envs(env, keys, states, actions, starts)
+            return out.state, (out.obs, out.reward, out.terminated)
+
+        return key_data(jax.jit(lambda: jax.lax.scan(one, states, keys))())
+
+    assert same_bits(after(keys_of_steps(env, keys, starts, None)), after(keys))
 
 
 @pytest.mark.parametrize(

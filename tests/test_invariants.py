@@ -239,9 +239,12 @@ class OracleCritic(nn.Module):
         return 100 * obs[..., 0] + obs[..., 1]
 
 
-@pytest.mark.parametrize("num_seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_x6_bootstrap_through_the_whole_update(monkeypatch, num_seeds):
-    """Several seeds are under vmap."""
+@pytest.mark.parametrize(
+    ("num_seeds", "backend"), [(1, "cpu"), (1, "gpu"), pytest.param(3, "cpu", marks=pytest.mark.slow)]
+)
+def test_x6_bootstrap_through_the_whole_update(monkeypatch, num_seeds, backend):
+    """Several seeds are under vmap; a GPU computes values at time limits in another way, which a CPU can follow."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     args = small_args(num_seeds=num_seeds, hidden_sizes=(4,))
     for reward, value, next_value, terminated, truncated in calls_of_gae(monkeypatch, args, OracleCritic, 2):
         episode, step = value // 100, value % 100
@@ -265,7 +268,9 @@ class OracleQ(nn.Module):
         return jnp.repeat(100 * obs[..., :1] + obs[..., 1:], 3, axis=-1), memory
 
 
-def test_x6_q_learning_bootstraps_from_what_truly_follows(monkeypatch):
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.slow)])
+def test_x6_q_learning_bootstraps_from_what_truly_follows(monkeypatch, backend):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     for reward, next_value, terminated, _ in calls_of_gae(monkeypatch, small_pqn_args(), OracleQ, 2):
         episode, step = (part[~terminated] for part in np.divmod(next_value, 100))
         np.testing.assert_array_equal(reward[~terminated], episode % 7 + 0.5 * step)

@@ -17,6 +17,7 @@ from common.device.rollout import (
     OTHER_STREAM,
     action_noise,
     keys_of,
+    keys_of_steps,
     minibatch_indices,
     new_starts,
     reset_mid_episode,
@@ -101,7 +102,8 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
             return (out.state, seen_next, memory), Packed.of(kept, largest=SMALL * num_envs)
 
         start = actors.env_state, actors.seen, actors.memory
-        inputs = noise, env_keys, None if starts else resets_of_steps(game, env_keys)
+        resets = None if starts else resets_of_steps(game, env_keys)
+        inputs = noise, keys_of_steps(game, env_keys, starts, resets), resets
         (env_state, after, memory), kept = jax.lax.scan(step, start, inputs)
         obs, action, extras, steps = kept.tree
         # Taken from the steps: then XLA carries through the loop only what the policy reads

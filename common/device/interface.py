@@ -13,8 +13,11 @@ import jax.numpy as jnp
 from flax import struct
 
 from common.device.agents import Seen
+from common.device.devices import size_of
 from common.device.rollout import compute_where
 from common.device.statistics import Episodes, RecentEpisodes
+
+SMALL_FINAL = 1024  # bytes of a final observation, with the memory of the policy
 
 
 class Flags(SimpleNamespace):
@@ -100,15 +103,19 @@ class Rollout(NamedTuple):
 
         `value` [T, N] are those of the steps. `value_of` gives them for what is `last` [N, ...], after the rollout, and
         for what was `final` [T, N, ...] where a time limit struck: observations, if nothing else is given. The latter
-        are computed N at a time, and not at all while no time limit strikes.
+        are computed N at a time, and not at all while no time limit strikes. On an accelerator those of all steps are
+        one pass, where they are small: a loop of unknown length asks the host, and keeps others out of CUDA graphs.
         """
         following = jnp.concatenate([value[1:], value_of(self.last.obs if last is None else last)[None]])
         if self.final_obs is None:  # it stands in the step after
             return following
+        struck = self.truncated & ~self.terminated
         final = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self.final_obs if final is None else final)
+        if jax.default_backend() != "cpu" and size_of(final) <= SMALL_FINAL * value.size:
+            return jnp.where(struck, value_of(final).reshape(value.shape), following)
         values = compute_where(
             following.ravel(),
-            (self.truncated & ~self.terminated).ravel(),
+            struck.ravel(),
             width=value.shape[1],
             compute=lambda index: value_of(jax.tree.map(lambda x: x[index], final)),
         )

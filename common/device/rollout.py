@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,24 +17,36 @@ from common.envs.spaces import Box, Space, keys_of_parts, map_leaves, sample
 Starts = tuple[Any, Any]  # observations and states at the beginning of episodes, arrays [P, ...]
 
 
+class StepKeys(NamedTuple):
+    """Keys of steps, split as `Env.step` splits them."""
+
+    advance: jax.Array
+    reset: jax.Array
+
+
 def step_envs(
-    env: Env, keys: jax.Array, states: Any, actions: Any, starts: Starts | None = None, resets: Starts | None = None
+    env: Env,
+    keys: jax.Array | StepKeys,
+    states: Any,
+    actions: Any,
+    starts: Starts | None = None,
+    resets: Starts | None = None,
 ) -> Step:
     """One step of N environments, each with its own of `keys` [N], as `Env.step` makes it.
 
     Only environments whose episodes ended do a reset, with the keys that `Env.step` would give them; or they take one
-    of `starts`, or their own of `resets` [N, ...], where those are given.
+    of `starts`, or their own of `resets` [N, ...], where those are given. See `keys_of_steps` for keys that are split.
     """
-    if env.resets_itself or (resets_at_once(env) and starts is None and resets is None):
+    keys = keys_of_steps(env, keys, starts, resets)
+    if not isinstance(keys, StepKeys):
         return jax.vmap(env.step)(keys, states, actions)
-    advance_keys, reset_keys = split_keys(keys, 2)
-    reached = jax.vmap(env.advance_checked)(advance_keys, states, actions)
+    reached = jax.vmap(env.advance_checked)(keys.advance, states, actions)
 
     def begun(index):
         if starts is None:
-            return jax.vmap(env.reset)(reset_keys[index])
+            return jax.vmap(env.reset)(keys.reset[index])
         count = jax.tree.leaves(starts)[0].shape[0]
-        chosen = jax.vmap(lambda key: jax.random.randint(key, (), 0, count))(reset_keys[index])
+        chosen = jax.vmap(lambda key: jax.random.randint(key, (), 0, count))(keys.reset[index])
         return jax.tree.map(lambda x: x[chosen], starts)
 
     over = reached.terminated | reached.truncated
@@ -43,6 +55,17 @@ def step_envs(
     else:
         obs, state = jax.vmap(select)(over, resets, (reached.obs, reached.state))
     return reached.continued(obs, state)
+
+
+def keys_of_steps(
+    env: Env, keys: jax.Array | StepKeys, starts: Starts | None, resets: Starts | None
+) -> jax.Array | StepKeys:
+    """Split keys of any shape as `step_envs` needs them: in front of a loop over steps that is one pass for all.
+
+    Keys stay whole where `Env.step` takes them, and where they are split already.
+    """
+    is_whole = env.resets_itself or (resets_at_once(env) and starts is None and resets is None)
+    return keys if is_whole or isinstance(keys, StepKeys) else StepKeys(*split_keys(keys, 2))
 
 
 def resets_at_once(env: Env) -> bool:

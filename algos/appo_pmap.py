@@ -5,15 +5,11 @@ python algos/appo_pmap.py --help
 """
 
 import math
-import sys
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from common.flags import (  # a copy in another folder needs PYTHONPATH=path/to/pmaprl
+from pmaprl.flags import (
     ActorArgs,
     AdamBeta,
     Bounds,
@@ -142,7 +138,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from common.algorithm import EnvSpec, Flags, Now, OnPolicy, Rollout, Seen, Space, nets, optim, run_algorithm
+from pmaprl.algorithm import EnvSpec, Flags, Now, OnPolicy, Rollout, Seen, Space, nets, optim, run_algorithm
 
 # ---------------------------------------------------------------------------------------------------------- networks
 

@@ -4,14 +4,10 @@ python algos/dqn_pmap.py --env CartPole-v1
 python algos/dqn_pmap.py --help
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from common.flags import (  # a copy in another folder needs PYTHONPATH=path/to/pmaprl
+from pmaprl.flags import (
     AdamBeta,
     Count,
     Counts,
@@ -126,7 +122,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from common.algorithm import EnvSpec, Flags, Now, OffPolicy, Transition, nets, optim, run_algorithm
+from pmaprl.algorithm import EnvSpec, Flags, Now, OffPolicy, Transition, nets, optim, run_algorithm
 
 # ---------------------------------------------------------------------------------------------------------- networks
 

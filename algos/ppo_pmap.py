@@ -4,26 +4,11 @@ python algos/ppo_pmap.py --env CartPole-v1
 python algos/ppo_pmap.py --help
 """
 
-import sys
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from common.flags import (  # a copy in another folder needs PYTHONPATH=path/to/pmaprl
-    AdamBeta,
-    Count,
-    Counts,
-    Discount,
-    Fraction,
-    NonNegative,
-    OnPolicyArgs,
-    Positive,
-    main,
-    parse,
-)
+from pmaprl.flags import AdamBeta, Count, Counts, Discount, Fraction, NonNegative, OnPolicyArgs, Positive, main, parse
 
 
 @dataclass(kw_only=True)
@@ -109,7 +94,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from common.algorithm import EnvSpec, Flags, Now, OnPolicy, Rollout, nets, optim, run_algorithm
+from pmaprl.algorithm import EnvSpec, Flags, Now, OnPolicy, Rollout, nets, optim, run_algorithm
 
 # ---------------------------------------------------------------------------------------------------------- networks
 

@@ -4,14 +4,10 @@ python algos/ppo_rnn_pmap.py --env MemoryChain-bsuite
 python algos/ppo_rnn_pmap.py --help
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from common.flags import (  # a copy in another folder needs PYTHONPATH=path/to/pmaprl
+from pmaprl.flags import (
     AdamBeta,
     Count,
     CountOrZero,
@@ -136,7 +132,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from common.algorithm import (
+from pmaprl.algorithm import (
     EnvSpec,
     Flags,
     Now,

@@ -4,14 +4,10 @@ python algos/pqn_pmap.py --env CartPole-v1
 python algos/pqn_pmap.py --help
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from common.flags import (  # a copy in another folder needs PYTHONPATH=path/to/pmaprl
+from pmaprl.flags import (
     AdamBeta,
     Count,
     CountOrZero,
@@ -121,7 +117,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from common.algorithm import EnvSpec, Flags, Now, OnPolicy, Rollout, Seen, nets, optim, run_algorithm
+from pmaprl.algorithm import EnvSpec, Flags, Now, OnPolicy, Rollout, Seen, nets, optim, run_algorithm
 
 # ----------------------------------------------------------------------------------------------------------- network
 

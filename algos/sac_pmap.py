@@ -5,14 +5,10 @@ python algos/sac_pmap.py --help
 """
 
 import math
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from common.flags import (  # a copy in another folder needs PYTHONPATH=path/to/pmaprl
+from pmaprl.flags import (
     AdamBeta,
     Bounds,
     Count,
@@ -132,7 +128,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from common.algorithm import Discrete, EnvSpec, Flags, Now, OffPolicy, Space, Transition, nets, optim, run_algorithm
+from pmaprl.algorithm import Discrete, EnvSpec, Flags, Now, OffPolicy, Space, Transition, nets, optim, run_algorithm
 
 # ---------------------------------------------------------------------------------------------------------- networks
 

@@ -17,12 +17,12 @@ import numpy as np
 from benchmarks.jobs import ROOT, make_folder
 from benchmarks.records import machine_class, markdown, read_record
 from benchmarks.speed import Training, sizes_of
-from common.cli.checks import Timeout, check_flags
-from common.cli.command import main, parse
-from common.cli.errors import TrainingError, UsageError
-from common.cli.run_flags import flag_words
-from common.drawing.figures import Line, Panel, draw
-from common.runs.directory import write_json
+from pmaprl.cli.checks import Timeout, check_flags
+from pmaprl.cli.command import main, parse
+from pmaprl.cli.errors import TrainingError, UsageError
+from pmaprl.cli.run_flags import flag_words
+from pmaprl.drawing.figures import Line, Panel, draw
+from pmaprl.runs.directory import write_json
 
 # Environments to begin with; 4 times as many come next
 FIRST = {"ppo_pmap": 64, "ppo_rnn_pmap": 64, "pqn_pmap": 64, "sac_pmap": 16, "dqn_pmap": 16}

@@ -23,15 +23,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.jobs import ROOT, UNCACHED, ends_with_us, last_of, make_folder
+from benchmarks.jobs import ROOT, UNCACHED, ends_with_us, imports_of, last_of, make_folder
 from benchmarks.kernels import PEERS, PROGRAMS, parts_of_run
 from benchmarks.peers.__main__ import TRAINERS, checkouts_of
 from benchmarks.records import machine_class
 from benchmarks.trace import newest_trace, summary_of
-from common.cli.checks import Count, Counts, Timeout, check_flags
-from common.cli.command import main, parse
-from common.cli.errors import TrainingError
-from common.runs.directory import git_hash
+from pmaprl.cli.checks import Count, Counts, Timeout, check_flags
+from pmaprl.cli.command import main, parse
+from pmaprl.cli.errors import TrainingError
+from pmaprl.runs.directory import git_hash
 
 Row = dict[str, Any]
 SHARES = {
@@ -103,7 +103,7 @@ class Worker:
     def __init__(self, job: Row, options: str = "", cache: str = "", python: str = sys.executable):
         """Start to compile. `options` are added to XLA_FLAGS; without a `cache` folder all is compiled anew."""
         flags = f"{os.environ.get('XLA_FLAGS', '')} {options}".strip()
-        environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
+        environment = os.environ | imports_of(ROOT) | {"XLA_FLAGS": flags}
         environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # several processes share the device
         cached = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         environment |= cached if cache else UNCACHED
@@ -350,7 +350,7 @@ def ours(job: Row) -> tuple[Row, Callable[..., Row]]:
     import jax
     import numpy as np
 
-    from common.device.programs import compile_together
+    from pmaprl.device.programs import compile_together
 
     flags = {"num_steps": job["num_steps"]} if "num_steps" in PROGRAMS[job["program"]][1] else {}
     args, programs, members, example = parts_of_run(job["program"], job["num_envs"], jax.devices()[:1], flags)
@@ -434,7 +434,7 @@ def resumed(job: Row) -> tuple[Row, Callable[..., Row]]:
     import importlib
 
     name, flags = PROGRAMS[job["program"]]
-    module = importlib.import_module(f"algos.{name}")
+    module = importlib.import_module(f"pmaprl.algos.{name}")
     sizes = {"num_envs": job["num_envs"], "num_steps": job["num_steps"]}
     total = 8 * job["num_envs"] * job["num_steps"]
     flags = flags | sizes | {"total_timesteps": total, "quiet": True, "num_devices": 1, "eval_episodes": 8}

@@ -21,15 +21,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from common.cli.command import parse
-from common.cli.errors import TrainingError, UsageError
-from common.cli.files import is_run, writing
-from common.cli.run_flags import ONE_TIME, flag_words
-from common.runs.lock import check_free
-from common.runs.metrics import read
+from pmaprl.cli.command import parse
+from pmaprl.cli.errors import TrainingError, UsageError
+from pmaprl.cli.files import is_run, writing
+from pmaprl.cli.run_flags import ONE_TIME, flag_words
+from pmaprl.runs.lock import check_free
+from pmaprl.runs.metrics import read
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK_INTERVAL = 5.0  # seconds between two looks at a run that goes on
+
+
+def imports_of(checkout: Path) -> dict[str, str]:
+    """Environment variables of a process that imports the kit, and its benchmarks, from a checkout."""
+    return {"PYTHONPATH": f"{checkout / 'common'}{os.pathsep}{checkout}"}
+
+
 UNCACHED = {"JAX_ENABLE_COMPILATION_CACHE": "false"}  # environment variables of a process that compiles all anew
 ENDS_WITH_PARENT = """
 import ctypes, os, signal, sys
@@ -53,7 +60,7 @@ class Job:
     @cached_property
     def args(self) -> Any:
         """The flags as the algorithm takes them, with those that were tuned."""
-        return parse(importlib.import_module(f"algos.{self.algorithm}").Args, list(self.flags))
+        return parse(importlib.import_module(f"pmaprl.algos.{self.algorithm}").Args, list(self.flags))
 
     @cached_property
     def run_dir(self) -> Path:
@@ -92,7 +99,7 @@ class Job:
 
         It compiles anew, for how long that takes is a result too.
         """
-        how = {"process_group": 0, "env": os.environ | UNCACHED}
+        how = {"process_group": 0, "env": os.environ | imports_of(ROOT) | UNCACHED}
         with self.log.open("a") as log:
             return subprocess.Popen(ends_with_us(self.words()), stdout=log, stderr=log, **how)
 
@@ -119,7 +126,9 @@ def ends_with_us(words: list[str]) -> list[str]:
 
 def last_line(words: list[str], env: dict[str, str] | None = None) -> Any:
     """The JSON of a command's last line. Raises UsageError where it exits with 2, TrainingError for any other code."""
-    done = subprocess.run(ends_with_us(words), env=os.environ | (env or {}), capture_output=True, text=True)
+    done = subprocess.run(
+        ends_with_us(words), env=os.environ | imports_of(ROOT) | (env or {}), capture_output=True, text=True
+    )
     said = last_of(done.stderr).removeprefix("error: ")
     if done.returncode == 2:
         raise UsageError(said)
@@ -132,7 +141,7 @@ def jobs_over(
     seeds: range, algorithm: str, env: str, flags: dict[str, Any], folder: Path, at_once: int | None = None
 ) -> list[Job]:
     """Runs that train these seeds on `env`, so many or all of them in one run where the algorithm can."""
-    args_class = importlib.import_module(f"algos.{algorithm}").Args
+    args_class = importlib.import_module(f"pmaprl.algos.{algorithm}").Args
     args_class = args_class.at(env) if hasattr(args_class, "at") else args_class
     of_each = [{"seed": seed} for seed in seeds]
     if "num_seeds" in {field.name for field in dataclasses.fields(args_class)}:

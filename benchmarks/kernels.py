@@ -24,11 +24,11 @@ from typing import Any, Literal, NamedTuple
 from benchmarks.jobs import ROOT, UNCACHED, last_line, make_folder
 from benchmarks.peers.__main__ import TRAINERS, checkouts_of, install, python_of
 from benchmarks.records import markdown
-from common.cli.checks import check_flags
-from common.cli.command import main, parse
-from common.cli.errors import TrainingError, UsageError
-from common.cli.run_flags import flag_words
-from common.runs.directory import git_hash, write_json
+from pmaprl.cli.checks import check_flags
+from pmaprl.cli.command import main, parse
+from pmaprl.cli.errors import TrainingError, UsageError
+from pmaprl.cli.run_flags import flag_words
+from pmaprl.runs.directory import git_hash, write_json
 
 Row = dict[str, Any]
 PARTS = "rollout step", "gradient step", "rest"  # of an update
@@ -70,7 +70,6 @@ ENVIRONMENT = UNCACHED | {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
-    "PYTHONPATH": str(ROOT),
 }
 
 
@@ -176,7 +175,7 @@ def lowered_program(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
     """A program of ours, and the numbers of steps, epochs and minibatches."""
     import jax
 
-    from common.cli.host_flags import HostEnvArgs
+    from pmaprl.cli.host_flags import HostEnvArgs
 
     args, programs, members, example = parts_of_run(job["program"], job["num_envs"], devices)
     state, function = jax.eval_shape(programs.init, members), getattr(programs, job["function"])
@@ -196,11 +195,11 @@ def parts_of_run(program: str, num_envs: int, devices: list[Any], more: Row | No
     """
     import numpy as np
 
-    from common import training
-    from common.cli.host_flags import HostEnvArgs
+    from pmaprl import training
+    from pmaprl.cli.host_flags import HostEnvArgs
 
     name, flags = PROGRAMS[program]
-    module = importlib.import_module(f"algos.{name}")
+    module = importlib.import_module(f"pmaprl.algos.{name}")
     flags = flags | (more or {})
     if "learning_starts" in flags:
         flags = flags | {"utd_ratio": 1 / num_envs, "buffer_size": 64 * num_envs}

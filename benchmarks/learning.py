@@ -15,11 +15,11 @@ from typing import Any, Literal, NamedTuple
 
 from benchmarks.jobs import Job, jobs_over, make_folder, run
 from benchmarks.records import load_record, machine_class, record_of
-from common.cli.checks import Count, CountOrZero, check_flags
-from common.cli.command import main, parse
-from common.cli.errors import TrainingError, UsageError
-from common.cli.files import fitting
-from common.runs.directory import write_json
+from pmaprl.cli.checks import Count, CountOrZero, check_flags
+from pmaprl.cli.command import main, parse
+from pmaprl.cli.errors import TrainingError, UsageError
+from pmaprl.cli.files import fitting
+from pmaprl.runs.directory import write_json
 
 EVALUATIONS = 20  # of a run
 FIRST_SEED = 100

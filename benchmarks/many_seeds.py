@@ -20,11 +20,11 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from common.cli.command import parse
-from common.cli.files import read_config
-from common.drawing.groups import align
-from common.runs.estimates import estimate, interval
-from common.runs.metrics import EVALUATION, read_log
+from pmaprl.cli.command import parse
+from pmaprl.cli.files import read_config
+from pmaprl.drawing.groups import align
+from pmaprl.runs.estimates import estimate, interval
+from pmaprl.runs.metrics import EVALUATION, read_log
 
 
 @dataclass
@@ -42,7 +42,7 @@ class What:
 
 
 def main(what: What) -> None:
-    algorithm = importlib.import_module(f"algos.{what.algorithm}")
+    algorithm = importlib.import_module(f"pmaprl.algos.{what.algorithm}")
     args = parse(algorithm.Args, list(what.flags))
     if args.eval_interval == type(args).eval_interval:
         args.eval_interval = args.total_timesteps // 10

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.cli.env_flags import read_params, split_name
-from common.device.evaluation import SEED
-from common.envs.environment import LONGEST_HORIZON
+from pmaprl.cli.env_flags import read_params, split_name
+from pmaprl.device.evaluation import SEED
+from pmaprl.envs.environment import LONGEST_HORIZON
 
 
 class Table(NamedTuple):

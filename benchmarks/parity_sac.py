@@ -20,14 +20,14 @@ import numpy as np
 
 from algos import sac_pmap
 from benchmarks.peers.__main__ import TRAINERS, install, packages_for, python_of
-from common.algorithm import Now, Transition, optim
-from common.cli.checks import check_flags
-from common.cli.command import main, parse
-from common.cli.errors import TrainingError
-from common.device.optim import hp_of
-from common.device.sharding import AXIS
-from common.envs.spaces import Box, EnvSpec
-from common.nets.normalizers import running_stats
+from pmaprl.algorithm import Now, Transition, optim
+from pmaprl.cli.checks import check_flags
+from pmaprl.cli.command import main, parse
+from pmaprl.cli.errors import TrainingError
+from pmaprl.device.optim import hp_of
+from pmaprl.device.sharding import AXIS
+from pmaprl.envs.spaces import Box, EnvSpec
+from pmaprl.nets.normalizers import running_stats
 
 OBS, ACTIONS, BATCH = 17, 6, 256
 

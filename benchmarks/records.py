@@ -12,12 +12,12 @@ import numpy as np
 
 from benchmarks.jobs import Job, last_line
 from benchmarks.optimum import Optimum, optimum_of
-from common.cli.errors import UsageError
-from common.cli.files import read_config
-from common.cli.run_flags import ONE_TIME
-from common.envs.host import evaluation_params
-from common.runs.estimates import estimate, interval
-from common.runs.metrics import EVALUATION, Log, Series, jsonable, read_log
+from pmaprl.cli.errors import UsageError
+from pmaprl.cli.files import read_config
+from pmaprl.cli.run_flags import ONE_TIME
+from pmaprl.envs.host import evaluation_params
+from pmaprl.runs.estimates import estimate, interval
+from pmaprl.runs.metrics import EVALUATION, Log, Series, jsonable, read_log
 
 NAMES = ("env", "algorithm", "command", "versions", "git", "devices", "flags", "seeds", "threshold", "env_steps")
 NAMES += ("returns", "seconds", "env_steps_to_threshold", "steps_per_second")

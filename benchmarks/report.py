@@ -16,12 +16,12 @@ from benchmarks.accelerator import FILE, load_rows, picture, table
 from benchmarks.learning import FOLDER, Goal, goals, goals_of_peer, listed, peers
 from benchmarks.peers.starts import in_jax, same_starts
 from benchmarks.records import load_records, markdown, returns_of, spread
-from common.cli.command import main, parse
-from common.cli.errors import UsageError
-from common.cli.files import check_target, writing
-from common.device.evaluation import SEED
-from common.drawing.figures import Line, Panel, draw
-from common.runs.estimates import Interval, estimate, interval
+from pmaprl.cli.command import main, parse
+from pmaprl.cli.errors import UsageError
+from pmaprl.cli.files import check_target, writing
+from pmaprl.device.evaluation import SEED
+from pmaprl.drawing.figures import Line, Panel, draw
+from pmaprl.runs.estimates import Interval, estimate, interval
 
 Record = dict[str, Any]
 COLUMNS = ["environment", "algorithm", "final return", "learned", "after"]

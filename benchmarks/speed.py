@@ -28,16 +28,16 @@ from typing import Annotated, Any
 
 import tyro
 
-from benchmarks.jobs import ROOT, last_line, last_of
+from benchmarks.jobs import ROOT, imports_of, last_line, last_of
 from benchmarks.kernels import count_kernels
 from benchmarks.peers.__main__ import TRAINERS, check_source, install, packages_for, python_of
 from benchmarks.records import machine_class, markdown
-from common.cli.checks import Count, Timeout, check_flags
-from common.cli.command import main, parse
-from common.cli.errors import TrainingError, UsageError
-from common.cli.files import check_target
-from common.cli.run_flags import flag_words
-from common.runs.directory import git_hash, write_json
+from pmaprl.cli.checks import Count, Timeout, check_flags
+from pmaprl.cli.command import main, parse
+from pmaprl.cli.errors import TrainingError, UsageError
+from pmaprl.cli.files import check_target
+from pmaprl.cli.run_flags import flag_words
+from pmaprl.runs.directory import git_hash, write_json
 
 PEERS = {"ppo_pmap": "purejaxrl", "ppo_rnn_pmap": "purejaxrl", "pqn_pmap": "purejaxql"}
 TOTAL = 2_000_000_000  # steps that no measurement reaches
@@ -88,6 +88,7 @@ class Training:
     """An algorithm of a checkout with some flags, as words, run again and again."""
 
     def __init__(self, checkout: Path, algorithm: str, words: list[str], seconds: float, kernels: bool = False):
+        self._checkout = checkout
         self._command = [sys.executable, str(checkout / "algos" / f"{algorithm}.py"), *_defaults(algorithm, words)]
         self._seconds, self._kernels, self.steps = seconds, kernels, 1
         self._cache = tempfile.TemporaryDirectory(prefix="speed-")
@@ -105,7 +106,8 @@ class Training:
             self.steps = wanted if first else max(2 * self.steps, wanted)
 
     def _run(self) -> Row:
-        env = {"JAX_COMPILATION_CACHE_DIR": self._cache.name, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
+        env = imports_of(self._checkout)
+        env |= {"JAX_COMPILATION_CACHE_DIR": self._cache.name, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
         words = [*self._command, "--benchmark", *flag_words({"total_timesteps": TOTAL, "stop_after": self.steps})]
         if self.about or not self._kernels:
             return last_line(words, env)
@@ -116,7 +118,7 @@ class Training:
 
 def _defaults(algorithm: str, words: list[str]) -> list[str]:
     """The words, in front of them: no tuned flags, no warm-up without learning."""
-    known = {field.name for field in dataclasses.fields(importlib.import_module(f"algos.{algorithm}").Args)}
+    known = {field.name for field in dataclasses.fields(importlib.import_module(f"pmaprl.algos.{algorithm}").Args)}
     given = {word.split("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") for word in words}
     flags = {"tuned": False, "learning_starts": 0}
     return [*flag_words({name: value for name, value in flags.items() if name in known - given}), *words]
@@ -140,7 +142,7 @@ class PeerTraining:
         peer = PEERS[args.algorithm]
         packages = packages_for(peer, "cpu" if machine_class().startswith("cpu-") else "gpu")
         install(peer, packages)
-        ours = parse(importlib.import_module(f"algos.{args.algorithm}").Args, _defaults(args.algorithm, words))
+        ours = parse(importlib.import_module(f"pmaprl.algos.{args.algorithm}").Args, _defaults(args.algorithm, words))
         names = "num_envs", "num_steps", "update_epochs", "num_minibatches"
         self._sizes = {name.upper(): getattr(ours, name) for name in names} | {"ENV_NAME": ours.env}
         self._beside, kind = beside, args.algorithm.removesuffix("_pmap")
@@ -211,7 +213,11 @@ def _seconds_of(args: Args, words: list[str], folder: Path, total: int, log_inte
     flags = SMALL | {"env": args.envs[0], "total_timesteps": total, "log_interval": log_interval}
     run_dir = folder / str(log_interval)
     command = [sys.executable, str(ROOT / "algos" / f"{args.algorithm}.py"), *flag_words(flags), *words]
-    env = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
+    env = (
+        os.environ
+        | imports_of(ROOT)
+        | {"JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
+    )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with (folder / "said").open("w") as said:
         done = subprocess.run([*command, "--run-dir", str(run_dir), "--overwrite"], env=env, stdout=said, stderr=said)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from common.cli.errors import TrainingError
+from pmaprl.cli.errors import TrainingError
 
 MOST = 10  # kernels that are listed
 LAUNCHES = "cuLaunchKernel", "cudaLaunchKernel"  # on the host; what begins with these

@@ -21,12 +21,12 @@ import numpy as np
 
 from benchmarks.jobs import ROOT, Job, jobs_over, last_of, run
 from benchmarks.records import log_of, spread
-from common.cli.checks import Bounds, Count, check_flags
-from common.cli.command import NO_DEFAULT, main, parse
-from common.cli.errors import TrainingError, UsageError
-from common.cli.run_flags import as_command_line
-from common.runs.estimates import RESAMPLES, estimate
-from common.runs.metrics import EVALUATION
+from pmaprl.cli.checks import Bounds, Count, check_flags
+from pmaprl.cli.command import NO_DEFAULT, main, parse
+from pmaprl.cli.errors import TrainingError, UsageError
+from pmaprl.cli.run_flags import as_command_line
+from pmaprl.runs.estimates import RESAMPLES, estimate
+from pmaprl.runs.metrics import EVALUATION
 
 EVALUATIONS = 10  # of a run
 KEEP = 3  # one of so many candidates goes on, for so many times as long
@@ -85,7 +85,7 @@ def tune(args: Args) -> None:
 def draw(args: Args) -> list[Flags]:
     """The candidates: the flags of today, {}, and others of the space. Raises UsageError where there is no space."""
     spaces = tomllib.loads((ROOT / "benchmarks" / "spaces.toml").read_text())
-    space, algorithm = args.space or args.algo, importlib.import_module(f"algos.{args.algo}").Args
+    space, algorithm = args.space or args.algo, importlib.import_module(f"pmaprl.algos.{args.algo}").Args
     if space not in spaces:
         raise UsageError(f"benchmarks/spaces.toml has no {space}, but {', '.join(spaces)}")
     random, candidates = np.random.default_rng(0), [{}]

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 RUN_TIME = re.compile(r"Run time: about \d+ seconds")
 PNG = "iVBORw0KGgo"  # how it begins, in base64
-NEEDED = "algos", "common", "suites", "notebooks"
+NEEDED = "algos", "common", "notebooks"
 
 
 def copy_repository(target: Path) -> Path:
@@ -88,6 +88,7 @@ def refresh(path: Path) -> None:
         root = copy_repository(Path(folder) / "pmaprl")
         environment = {name: value for name, value in os.environ.items() if name != "PMAPRL_NOTEBOOK_SCALE"}
         began = time.perf_counter()
+        environment["PYTHONPATH"] = str(root / "common")
         execute(notebook, root, environment | {"XDG_CACHE_HOME": f"{folder}/cache", "IPYTHONDIR": f"{folder}/ipython"})
         seconds = time.perf_counter() - began
     tidy(notebook)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from common.cli.command import exit_code, parse
+from pmaprl.cli.command import exit_code, parse
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "algos" / "ppo_pmap.py"
@@ -50,7 +50,12 @@ if CACHE_HOME not in os.environ:
 def environment(**changes: str) -> dict[str, str]:
     """The environment of a child process: a CPU, the shared cache, a fast compiler, no other setting of the tests."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "JAX_"))}
-    fixed = {"XDG_CACHE_HOME": os.environ[CACHE_HOME], "JAX_PLATFORMS": "cpu", "COLUMNS": "200"}
+    fixed = {
+        "PYTHONPATH": str(ROOT / "common"),
+        "XDG_CACHE_HOME": os.environ[CACHE_HOME],
+        "JAX_PLATFORMS": "cpu",
+        "COLUMNS": "200",
+    }
     return inherited | fixed | {"XLA_FLAGS": FAST_COMPILER, "PYTHONDONTWRITEBYTECODE": "1"} | changes
 
 
@@ -95,7 +100,7 @@ def succeed(process: subprocess.CompletedProcess) -> subprocess.CompletedProcess
 
 def in_process(*words: Any, algorithm: ModuleType | None = None) -> int:
     """The exit code of PPO, or of another algorithm, with these flags, trained in this process."""
-    algorithm = algorithm or import_module("algos.ppo_pmap")  # starts JAX
+    algorithm = algorithm or import_module("pmaprl.algos.ppo_pmap")  # starts JAX
     return exit_code(algorithm.train, parse(algorithm.Args, list(map(str, words))))
 
 

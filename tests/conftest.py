@@ -11,10 +11,10 @@ import pytest
 from cli_helpers import FAST_COMPILER, HAS_EMITTERS, IN_NO_PROGRAM
 from xdist.scheduler import LoadFileScheduling
 
-import common.device.programs
+import pmaprl.device.programs
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FAST_COMPILER}"
-options_of_users = common.device.programs._options
+options_of_users = pmaprl.device.programs._options
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # starts the backend, so that no run can choose another number
 gc.set_threshold(50_000, 20, 20)  # programs are many small objects: looking for cycles took a sixth of Python's time
@@ -58,7 +58,7 @@ def users_compiler(monkeypatch):
     """Compile the programs of a run as they are compiled outside the tests: for what compilers may break."""
     monkeypatch.delenv("XLA_FLAGS")  # XLA has read them
     emitters = {"xla_cpu_use_fusion_emitters": True} if HAS_EMITTERS else {}
-    monkeypatch.setattr(common.device.programs, "_options", lambda level: options_of_users(level) | emitters)
+    monkeypatch.setattr(pmaprl.device.programs, "_options", lambda level: options_of_users(level) | emitters)
 
 
 COMPILED = {}  # the newest of `shared_programs`
@@ -70,7 +70,7 @@ def shared_programs(monkeypatch):
 
     Environments are the same if their names are. What a test patches inside a program may have no effect.
     """
-    from common.runs import run
+    from pmaprl.runs import run
 
     begin, compile_together, key = run.Run.__init__, run.compile_together, ()
 
@@ -79,7 +79,7 @@ def shared_programs(monkeypatch):
         constant = vars(args).get("lr_schedule") == "constant" and not vars(args).get("ent_fraction")
         without = IN_NO_PROGRAM | ({"total_timesteps"} if constant else set())
         flags = {name: value for name, value in vars(args).items() if name not in without}
-        key = script, type(args), env.name, len(devices), repr(flags), repr(common.device.programs._options(1))
+        key = script, type(args), env.name, len(devices), repr(flags), repr(pmaprl.device.programs._options(1))
         begin(self, args, script, env, devices, *more)
 
     def sharing(*algorithm_and_shapes):

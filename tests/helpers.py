@@ -21,18 +21,18 @@ from gymnax.environments import environment
 from gymnax.environments.spaces import Box, Dict, Discrete, Tuple
 from ppo_pmap import Args, train  # noqa: F401  (re-exported)
 
-import common.device.programs
-import common.runs.run
-from common.device.collectives import in_one_order
-from common.device.drivers import Driver, off_policy, on_policy
-from common.device.interface import OffPolicy
-from common.device.programs import Programs, for_seeds
-from common.device.sharding import AXIS, TrainState, arrays_of, key_data
-from common.envs.custom import wrap
-from common.envs.environment import Env
-from common.envs.registry import make
-from common.runs.metrics import read
-from common.runs.run import Run
+import pmaprl.device.programs
+import pmaprl.runs.run
+from pmaprl.device.collectives import in_one_order
+from pmaprl.device.drivers import Driver, off_policy, on_policy
+from pmaprl.device.interface import OffPolicy
+from pmaprl.device.programs import Programs, for_seeds
+from pmaprl.device.sharding import AXIS, TrainState, arrays_of, key_data
+from pmaprl.envs.custom import wrap
+from pmaprl.envs.environment import Env
+from pmaprl.envs.registry import make
+from pmaprl.runs.metrics import read
+from pmaprl.runs.run import Run
 
 SMALL = {"num_envs": 16, "num_steps": 8, "num_minibatches": 4, "update_epochs": 2, "hidden_sizes": (16,)}
 SMALL |= {"total_timesteps": 10 * 16 * 8, "eval_episodes": 4, "log_interval": 10**9, "eval_interval": 0}
@@ -105,7 +105,7 @@ def programs(args: Args, env: Env, num_devices: int):
     init, devices = init_over(args, env, num_devices), jax.devices()[:num_devices]
     update = in_one_order(functions_of(args, env).update, devices, AXIS)
     update = jax.pmap(update, in_axes=(0, None), out_axes=(0, None), axis_name=AXIS, devices=devices)
-    update = update.lower(jax.eval_shape(init), np.int32(0)).compile(common.device.programs._options(1))
+    update = update.lower(jax.eval_shape(init), np.int32(0)).compile(pmaprl.device.programs._options(1))
     return init, update
 
 
@@ -213,14 +213,14 @@ def calls_of_gae(monkeypatch: Any, args: Any, critic: type, updates: int) -> lis
 
 def compiled_updates(monkeypatch: Any) -> list[Any]:
     """The updates of the runs to come, as they were compiled."""
-    updates, compile_together = [], common.runs.run.compile_together
+    updates, compile_together = [], pmaprl.runs.run.compile_together
 
     def noting(*inputs):
         programs = compile_together(*inputs)
         updates.append(programs.update)
         return programs
 
-    monkeypatch.setattr(common.runs.run, "compile_together", noting)
+    monkeypatch.setattr(pmaprl.runs.run, "compile_together", noting)
     return updates
 
 

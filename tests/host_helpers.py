@@ -7,11 +7,11 @@ import jax
 import numpy as np
 from helpers import metric_rows
 
-from common.actors.actor import inspect_env
-from common.actors.host_drivers import host_driver
-from common.actors.threads import HostRollout
-from common.device.sharding import AXIS, to_host
-from common.runs.run import Run
+from pmaprl.actors.actor import inspect_env
+from pmaprl.actors.host_drivers import host_driver
+from pmaprl.actors.threads import HostRollout
+from pmaprl.device.sharding import AXIS, to_host
+from pmaprl.runs.run import Run
 
 TOYS = "gymnasium:host_toys:"
 TOY, BOX = f"{TOYS}Toy-v0", f"{TOYS}BoxToy-v0"

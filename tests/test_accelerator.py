@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks import accelerator, card, kernels, report, speed
 from benchmarks.trace import newest_trace, summary_of
-from common.cli.command import parse
-from common.cli.errors import TrainingError
+from pmaprl.cli.command import parse
+from pmaprl.cli.errors import TrainingError
 
 
 @pytest.fixture

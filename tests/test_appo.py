@@ -25,17 +25,17 @@ from helpers import (
 from host_helpers import TOY, TOYS, made_up, rows_with, states_of
 from PIL import Image
 
-import common.actors.host_evaluation
-from common import export, play
-from common.actors.actor import Actor
-from common.actors.batches import over_learners, tally_of
-from common.actors.host_drivers import as_rollout
-from common.actors.threads import Collected, HostRollout, Slot
-from common.cli.errors import TrainingError
-from common.device.evaluation import Episodes
-from common.device.sharding import TrainState
-from common.policy import load_policy
-from common.runs.run import Run
+import pmaprl.actors.host_evaluation
+from pmaprl import export, play
+from pmaprl.actors.actor import Actor
+from pmaprl.actors.batches import over_learners, tally_of
+from pmaprl.actors.host_drivers import as_rollout
+from pmaprl.actors.threads import Collected, HostRollout, Slot
+from pmaprl.cli.errors import TrainingError
+from pmaprl.device.evaluation import Episodes
+from pmaprl.device.sharding import TrainState
+from pmaprl.policy import load_policy
+from pmaprl.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -361,7 +361,7 @@ def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
         if run.steps == 20 * 128:
             released.set()
 
-    monkeypatch.setattr(common.actors.host_evaluation.HostEvaluation, "_play", evaluate)
+    monkeypatch.setattr(pmaprl.actors.host_evaluation.HostEvaluation, "_play", evaluate)
     monkeypatch.setattr(Run, "advance", watched)
     train(folder := tmp_path / "run", eval_interval=1280, keep_best=True, keep_checkpoints=1, total_timesteps=21 * 128)
     found = {row["env_steps"]: row["eval/return_mean"] for row in rows_with("eval/length_mean", folder)}

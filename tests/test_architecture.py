@@ -1,4 +1,4 @@
-"""The plan of `common/`, `suites/` and `algos/`: who imports whom, what siblings share."""
+"""The plan of the package and of `algos/`: who imports whom, what siblings share."""
 
 import ast
 import re
@@ -12,9 +12,10 @@ from cli_helpers import ROOT, SLOW, run_python, slow_imports
 # Other files in algos/ are somebody's own
 OUR_ALGORITHMS = "ppo_pmap", "pqn_pmap", "dqn_pmap", "sac_pmap", "ppo_rnn_pmap", "appo_pmap"
 ALGORITHMS = [ROOT / "algos" / f"{name}.py" for name in OUR_ALGORITHMS]
-COMMANDS = [path for path in sorted((ROOT / "common").glob("*.py")) if "__main__" in path.read_text()]
+PACKAGE = ROOT / "common" / "pmaprl"
+COMMANDS = [path for path in sorted(PACKAGE.glob("*.py")) if "if __name__ ==" in path.read_text()]
 
-# What each room imports of the others. The top is what lies in common/ itself.
+# What each room imports of the others. The top is what lies in the package itself.
 MAY_IMPORT = {
     "cli": set(),
     "envs": {"cli"},
@@ -25,9 +26,14 @@ MAY_IMPORT = {
     "drawing": {"cli", "envs", "device", "runs"},
 }
 ROOMS = set(MAY_IMPORT)
-MAY_IMPORT |= {"top": ROOMS, "algos": ROOMS | {"top"}, "suites": {"cli", "envs"}}  # which `envs` loads by name
+MAY_IMPORT |= {
+    "pmaprl": {"cli"},
+    "top": ROOMS,
+    "algos": ROOMS | {"top"},
+    "suites": {"cli", "envs"},
+}  # which `envs` loads by name
 
-OURS = {"common", "suites", "algos", "benchmarks", "tests", "notebooks"}
+OURS = {"pmaprl", "benchmarks", "tests", "notebooks"}
 NAMES, SOURCES = 25, 2  # of the kit that an algorithm imports, and the modules that they come from
 
 # Pieces of algorithms that have one name and differ all the same.
@@ -41,19 +47,21 @@ OF_THE_DRIVER |= {"recent", "processes"}
 
 
 def name_of(path: Path) -> str:
-    """A file as a module, such as common.cli.run_flags."""
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    """A file as a module, such as pmaprl.cli.run_flags."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    names = ("pmaprl", *parts) if parts[0] == "algos" else parts[1:]
+    return ".".join(names).removesuffix(".__init__")
 
 
-PATHS = [path for folder in ("common", "suites") for path in sorted((ROOT / folder).rglob("*.py"))]
+PATHS = sorted(path for path in PACKAGE.rglob("*.py") if path.parent.name != "algos")
 MODULES = {name_of(path): path for path in [*PATHS, *ALGORITHMS]}
 
 
 def room_of(module: str) -> str:
     package, *rest = module.split(".")
-    if package != "common":
+    if package != "pmaprl" or not rest:
         return package
-    return rest[0] if rest and rest[0] in ROOMS else "top"
+    return rest[0] if rest and rest[0] in ROOMS | {"algos", "suites"} else "top"
 
 
 def imported(path: Path) -> Iterator[tuple[str, str]]:
@@ -72,9 +80,9 @@ def imported(path: Path) -> Iterator[tuple[str, str]]:
 
 def test_imports_go_one_way():
     """Nothing imports an algorithm either, not even another one."""
-    assert {path.name for path in (ROOT / "common").iterdir() if any(path.glob("*.py"))} == ROOMS
+    assert {path.name for path in PACKAGE.iterdir() if any(path.glob("*.py"))} == ROOMS | {"algos", "suites"}
     imports = [(module, target) for module, path in MODULES.items() for target, _ in imported(path)]
-    allowed = {module: (MAY_IMPORT[room_of(module)] | {room_of(module)}) - {"algos"} for module in MODULES}
+    allowed = {module: (MAY_IMPORT[room_of(module)] | {room_of(module), "pmaprl"}) - {"algos"} for module in MODULES}
     wrong = [f"{module} imports {target}." for module, target in imports if room_of(target) not in allowed[module]]
     assert not wrong, "\n".join(wrong)
 
@@ -104,7 +112,7 @@ def test_the_command_line_imports_nothing_slow():
     modules = ", ".join(module for module in MODULES if room_of(module) == "cli")
     code = f"import sys, {modules}; print(*({SLOW | {'numpy'}} & sys.modules.keys()))"
     done = run_python("-c", code)
-    assert done.stdout == "\n", f"common/cli imports {done.stdout}{done.stderr}"
+    assert done.stdout == "\n", f"pmaprl.cli imports {done.stdout}{done.stderr}"
 
 
 def test_the_trainers_of_peers_write_their_rows_without_the_packages_of_the_kit():

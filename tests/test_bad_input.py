@@ -15,16 +15,16 @@ import jax
 import pytest
 from cli_helpers import check_words, fingerprint, refusal
 
-import common.device.devices
-import common.runs.run
+import pmaprl.device.devices
+import pmaprl.runs.run
 from algos import ppo_pmap as ppo
-from common.cli.command import exit_code, parse
-from common.cli.errors import UsageError
+from pmaprl.cli.command import exit_code, parse
+from pmaprl.cli.errors import UsageError
 
 COMMANDS = {
-    **{name: f"algos.{name}_pmap train" for name in ("ppo", "ppo_rnn", "pqn", "sac", "dqn", "appo")},
-    **{name: f"common.{name} {name}" for name in ("play", "plot")},
-    "compare": "common.compare run_command",
+    **{name: f"pmaprl.algos.{name}_pmap train" for name in ("ppo", "ppo_rnn", "pqn", "sac", "dqn", "appo")},
+    **{name: f"pmaprl.{name} {name}" for name in ("play", "plot")},
+    "compare": "pmaprl.compare run_command",
     "report": "benchmarks.report report",
 }
 TINY = "--total-timesteps 64 --num-envs 4 --num-steps 8 --num-minibatches 2 --hidden-sizes 4 --eval-episodes 2"
@@ -52,7 +52,7 @@ CASES = [
     ("ppo", "--num-env 8", "--num-env, --num-envs"),
     ("ppo", "--clip-coef=0.1", "--clip-coef, --clip-eps"),
     ("ppo", "--env gymnasium:CartPole-v1 --no-save-envs", "on the device"),
-    ("ppo", "--env gymnasium:CartPole-v1 --num-seeds 3", "on the device, for seed in, common.compare"),
+    ("ppo", "--env gymnasium:CartPole-v1 --num-seeds 3", "on the device, for seed in, pmaprl.compare"),
     ("ppo", "--hidden-sizes --seed", "--seed"),
     ("ppo", "--log-info discount --log_info=reward", "--log-info is there twice"),
     ("ppo", "--tuned=no", "--tuned"),
@@ -223,7 +223,7 @@ MAY_BE_0 |= {"epsilon_start", "epsilon_end", "epsilon_fraction", "weight_decay",
 def test_every_number_and_choice_refuses_what_it_cannot_be(name):
     """Also from Python, with the flag's name: what is no number, what is below 0, and 0 for most."""
     name, _, host = name.partition(" ")
-    args_class = import_module(f"algos.{name}_pmap").Args.at("envpool:Pendulum-v1" if host else "")
+    args_class = import_module(f"pmaprl.algos.{name}_pmap").Args.at("envpool:Pendulum-v1" if host else "")
     kinds = get_type_hints(args_class)
     bad = {"env": [5], "quiet": ["no"], "adam_b2": [1.0], "hidden_sizes": [("wide",), (8.5,), 8, (), (0,)]}
     for flag in [field.name for field in dataclasses.fields(args_class)]:
@@ -264,8 +264,8 @@ def test_forks_may_have_flags_of_other_kinds_which_are_checked():
 
 @pytest.mark.parametrize("flags", ["--hidden-sizes 10000000 10000000", "--num-steps 2e8", "--eval-episodes 2e9"])
 def test_sizes_beyond_all_memory_are_refused_before_anything_is_compiled(flags, places, monkeypatch):
-    monkeypatch.setattr(common.device.devices, "memory_of", lambda devices: 25e9)
-    monkeypatch.delattr(common.runs.run, "compile_together")
+    monkeypatch.setattr(pmaprl.device.devices, "memory_of", lambda devices: 25e9)
+    monkeypatch.delattr(pmaprl.runs.run, "compile_together")
     check_words(refused("ppo", [*NEW, *flags.split()]), "GB, 25.0 GB")
     assert not (places / "new").exists()
 
@@ -279,7 +279,7 @@ def test_a_port_in_use_is_named():
 @pytest.mark.slow
 def test_a_run_that_came_to_nothing_does_not_stand_in_the_way_of_the_next(places, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(NameError):
-        patch.delattr(common.runs.run, "compile_together")
+        patch.delattr(pmaprl.runs.run, "compile_together")
         exit_code(ppo.train, parse(ppo.Args, NEW))
     assert json.loads((places / "new" / "result.json").read_text())["status"] == "failed"
     (places / "new" / "notes.txt").write_text("ten years of work")

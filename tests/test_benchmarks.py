@@ -21,8 +21,8 @@ from benchmarks.jobs import Job, run
 from benchmarks.learning import Goal, goals
 from benchmarks.optimum import optimum_of, table_of
 from benchmarks.records import record_of
-from common.cli.errors import UsageError
-from common.device.evaluation import SEED
+from pmaprl.cli.errors import UsageError
+from pmaprl.device.evaluation import SEED
 
 
 def job(folder: Path, *flags: object) -> Job:

@@ -1,4 +1,4 @@
-"""`common/check_env.py`: what it says of environments that are right, and of some that are not."""
+"""`common/pmaprl/check_env.py`: what it says of environments that are right, and of some that are not."""
 
 import sysconfig
 
@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from helpers import make_env
 
-from common import check_env
-from common.cli.errors import TrainingError, UsageError
-from common.envs import spaces
-from common.envs.masks import check_parts
-from common.envs.suite_tools import place_in_code
-from suites.tools.processes import InItsProcess
+from pmaprl import check_env
+from pmaprl.cli.errors import TrainingError, UsageError
+from pmaprl.envs import spaces
+from pmaprl.envs.masks import check_parts
+from pmaprl.envs.suite_tools import place_in_code
+from pmaprl.suites.tools.processes import InItsProcess
 
 BROKEN = """
 import jax

@@ -1,4 +1,4 @@
-"""`common/cli` and `common/runs` as a user meets them: a process, its output and the directory it leaves."""
+"""The command line and run directories as a user meets them: a process, its output and the directory it leaves."""
 
 import dataclasses
 import fcntl
@@ -30,13 +30,13 @@ from cli_helpers import (
     run_python,
     succeed,
 )
+from pmaprl.algos.ppo_pmap import Args, train
 
-from algos.ppo_pmap import Args, train
-from common.cli.command import parse
-from common.cli.errors import UsageError
-from common.runs.checkpoints import UNFINISHED
-from common.runs.lock import LOCK, check_free, locked
-from common.runs.results import has_ended_at, stored_evaluation
+from pmaprl.cli.command import parse
+from pmaprl.cli.errors import UsageError
+from pmaprl.runs.checkpoints import UNFINISHED
+from pmaprl.runs.lock import LOCK, check_free, locked
+from pmaprl.runs.results import has_ended_at, stored_evaluation
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 TOTAL = 16 * STEPS
@@ -188,7 +188,7 @@ def test_a_run_without_checkpoints_is_resumed_from_step_0(copy, capsys):
 HOLDER = """
 import sys
 from pathlib import Path
-from common.runs.lock import locked
+from pmaprl.runs.lock import locked
 
 with locked(Path(sys.argv[1])):
     print("here", flush=True)

@@ -10,8 +10,8 @@ import pytest
 from cli_helpers import ROOT, run_python
 from helpers import collectives_beside_each_other
 
-from common.device.collectives import in_one_order
-from common.device.sharding import AXIS
+from pmaprl.device.collectives import in_one_order
+from pmaprl.device.sharding import AXIS
 
 DEVICES = jax.devices()[:4]
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from helpers import AXIS, make_env, metric_rows, over_devices, relative_difference, same_bits, small_args, train
 
-from common.cli.errors import TrainingError, UsageError
-from common.cli.files import replacing
-from common.device.devices import choose_devices, choose_roles
-from common.device.evaluation import Episodes, episode_keys, run_episodes
-from common.device.optim import when
-from common.device.programs import repeat_updates
-from common.device.statistics import (
+from pmaprl.cli.errors import TrainingError, UsageError
+from pmaprl.cli.files import replacing
+from pmaprl.device.devices import choose_devices, choose_roles
+from pmaprl.device.evaluation import Episodes, episode_keys, run_episodes
+from pmaprl.device.optim import when
+from pmaprl.device.programs import repeat_updates
+from pmaprl.device.statistics import (
     WINDOW,
     Tally,
     across_devices,
@@ -28,16 +28,16 @@ from common.device.statistics import (
     recent_metrics,
     same_everywhere,
 )
-from common.envs.environment import DEFAULT_HORIZON, Step
-from common.envs.spaces import Box
-from common.nets.recurrent import RecurrentTorso
-from common.nets.torso import Convolution, Torso, batch_last
-from common.runs.checkpoints import Arrays, Checkpoints, sha256
-from common.runs.evaluator import MOST_PENDING, Evaluations
-from common.runs.metrics import jsonable
-from common.runs.recorder import Clock
-from common.runs.results import Score
-from common.runs.saving import Saver, Start
+from pmaprl.envs.environment import DEFAULT_HORIZON, Step
+from pmaprl.envs.spaces import Box
+from pmaprl.nets.recurrent import RecurrentTorso
+from pmaprl.nets.torso import Convolution, Torso, batch_last
+from pmaprl.runs.checkpoints import Arrays, Checkpoints, sha256
+from pmaprl.runs.evaluator import MOST_PENDING, Evaluations
+from pmaprl.runs.metrics import jsonable
+from pmaprl.runs.recorder import Clock
+from pmaprl.runs.results import Score
+from pmaprl.runs.saving import Saver, Start
 
 T, N = 6, 8
 
@@ -275,7 +275,7 @@ def test_a_checkpoint_that_loads_but_is_not_what_was_saved_is_skipped(tmp_path, 
     saved(tmp_path / "c", [10])
     wrong = {"sha256/learner": np.zeros((1, 32), np.uint8)}
     with monkeypatch.context() as patch:
-        patch.setattr("common.runs.checkpoints.checksums", lambda arrays: wrong)
+        patch.setattr("pmaprl.runs.checkpoints.checksums", lambda arrays: wrong)
         saved(tmp_path / "c", [20])
     step, _, damaged = Checkpoints(tmp_path / "c").load(arrays())
     assert (step, len(damaged)) == (10, 1)

@@ -11,11 +11,11 @@ import pytest
 from cli_helpers import checkpoint_steps, read_rows
 from helpers import small_args
 
-import common.runs.evaluator
-import common.runs.run
-from common.cli.run_flags import RunArgs
-from common.runs.run import CALL_SECONDS, Pace
-from common.runs.saving import Saver
+import pmaprl.runs.evaluator
+import pmaprl.runs.run
+from pmaprl.cli.run_flags import RunArgs
+from pmaprl.runs.run import CALL_SECONDS, Pace
+from pmaprl.runs.saving import Saver
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 UPDATE = 32
@@ -57,8 +57,8 @@ class Device:
         self.left = num_updates
         self.dispatched = 0
         self.changed = threading.Condition()
-        compile_together, copied, to_host = common.runs.run.compile_together, Saver.copied, Saver.to_host
-        episodes_of = common.runs.evaluator.episodes_of
+        compile_together, copied, to_host = pmaprl.runs.run.compile_together, Saver.copied, Saver.to_host
+        episodes_of = pmaprl.runs.evaluator.episodes_of
 
         def compiled(*inputs):
             self.programs = compile_together(*inputs)
@@ -68,10 +68,10 @@ class Device:
             copy = self.queue.submit(lambda: copied(saver, made(state)))
             return lambda: copy.result()()
 
-        monkeypatch.setattr(common.runs.run, "compile_together", compiled)
+        monkeypatch.setattr(pmaprl.runs.run, "compile_together", compiled)
         monkeypatch.setattr(Saver, "copied", copied_later)
         monkeypatch.setattr(Saver, "to_host", lambda saver, state: to_host(saver, made(state)))
-        monkeypatch.setattr(common.runs.evaluator, "episodes_of", lambda later, args: episodes_of(made(later), args))
+        monkeypatch.setattr(pmaprl.runs.evaluator, "episodes_of", lambda later, args: episodes_of(made(later), args))
 
     def update(self, state: Any, updates: Any) -> tuple[Later, Later]:
         with self.changed:
@@ -122,7 +122,7 @@ def test_a_long_row_is_dispatched_in_several_calls_and_is_the_same_row(tmp_path,
     whole = start(tmp_path / "whole", **flags)
     monkeypatch.setattr(RunArgs, "least_log_interval", UPDATE)
     device = Device(monkeypatch, num_updates=12)
-    monkeypatch.setattr(common.runs.run, "CALL_SECONDS", 0)
+    monkeypatch.setattr(pmaprl.runs.run, "CALL_SECONDS", 0)
     parts = start(tmp_path / "parts", **flags)
     assert (device.dispatched, device.starved) == (12, [])
     assert parts.state_sha256 == whole.state_sha256

@@ -34,7 +34,7 @@ from cli_helpers import (
 )
 from helpers import relative_difference
 
-from common.runs.checkpoints import read
+from pmaprl.runs.checkpoints import read
 
 pytestmark = pytest.mark.slow
 FLAGS = f"{SMALL_FLAGS} --num-devices 4 --log-interval {4 * STEPS} --quiet"
@@ -260,8 +260,8 @@ def test_a_second_run_at_the_address_of_one_that_trains_ends_alone(tmp_path):
 def test_a_signal_between_the_meeting_and_the_run_is_not_lost():
     code = f"""
         import signal
-        from algos.ppo_pmap import Args
-        from common.device import multihost
+        from pmaprl.algos.ppo_pmap import Args
+        from pmaprl.device import multihost
         with multihost.joined(Args(distributed="{free_address()},0/1"), run=dict()):
             signal.raise_signal(signal.SIGTERM)
     """

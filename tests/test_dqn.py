@@ -8,17 +8,17 @@ import ppo_pmap as ppo
 import pytest
 from helpers import dqn, make_env, metric_rows, over_devices, relative_difference, small_dqn_args
 
-from common.actors.batches import over_learners
-from common.actors.host_drivers import transitions_of
-from common.cli.errors import UsageError
-from common.device.agents import at_start
-from common.device.interface import Now, Transition
-from common.device.optim import hp_of
-from common.device.replay import new_replay
-from common.device.sharding import AXIS
-from common.envs.environment import check_spaces, defaults_left_off
-from common.envs.registry import make
-from common.nets.returns import Returns
+from pmaprl.actors.batches import over_learners
+from pmaprl.actors.host_drivers import transitions_of
+from pmaprl.cli.errors import UsageError
+from pmaprl.device.agents import at_start
+from pmaprl.device.interface import Now, Transition
+from pmaprl.device.optim import hp_of
+from pmaprl.device.replay import new_replay
+from pmaprl.device.sharding import AXIS
+from pmaprl.envs.environment import check_spaces, defaults_left_off
+from pmaprl.envs.registry import make
+from pmaprl.nets.returns import Returns
 
 
 def test_n_step_returns_end_with_the_episode_and_cross_the_ring_s_end():

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from helpers import Bribe, make_env, metric_rows, ppo, small_args
 
-from common.cli.errors import UsageError
-from common.device.rollout import step_envs
-from common.drawing.groups import Selection, load
-from common.envs.registry import make
-from common.envs.variation import check_number, run_env
-from common.play import Args as PlayArgs
-from common.play import play
-from common.policy import load_policy
+from pmaprl.cli.errors import UsageError
+from pmaprl.device.rollout import step_envs
+from pmaprl.drawing.groups import Selection, load
+from pmaprl.envs.registry import make
+from pmaprl.envs.variation import check_number, run_env
+from pmaprl.play import Args as PlayArgs
+from pmaprl.play import play
+from pmaprl.policy import load_policy
 
 
 def test_every_episode_draws_its_own_numbers():

@@ -15,19 +15,19 @@ import numpy as np
 import pytest
 from helpers import Endings, KeyInState, Pusher, make_env, over_devices, same_bits, small_args, train
 
-from common.actors.actor import inspect_env
-from common.cli.errors import UsageError
-from common.device.rollout import action_noise, keys_of_steps, new_starts, split_keys, step_envs
-from common.device.sharding import flatten, key_data, to_devices, to_host, unflatten
-from common.envs import spaces
-from common.envs.bytes import IN_BOUNDS, describe_bytes, spec_with_byte_max
-from common.envs.custom import wrap
-from common.envs.environment import LONGEST_HORIZON, Env
-from common.envs.ranges import range_metrics
-from common.envs.registry import SUITES, check_known, list_envs, make, make_host
-from common.envs.spaces import EnvSpec
-from common.envs.variation import run_env
-from common.nets.distributions import encode_action
+from pmaprl.actors.actor import inspect_env
+from pmaprl.cli.errors import UsageError
+from pmaprl.device.rollout import action_noise, keys_of_steps, new_starts, split_keys, step_envs
+from pmaprl.device.sharding import flatten, key_data, to_devices, to_host, unflatten
+from pmaprl.envs import spaces
+from pmaprl.envs.bytes import IN_BOUNDS, describe_bytes, spec_with_byte_max
+from pmaprl.envs.custom import wrap
+from pmaprl.envs.environment import LONGEST_HORIZON, Env
+from pmaprl.envs.ranges import range_metrics
+from pmaprl.envs.registry import SUITES, check_known, list_envs, make, make_host
+from pmaprl.envs.spaces import EnvSpec
+from pmaprl.envs.variation import run_env
+from pmaprl.nets.distributions import encode_action
 
 OFFLINE_IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]
 KINDS = "CartPole-v1", "Pendulum-v1", "FrozenLake-misc", "Catch-bsuite", "SpaceInvaders-MinAtar"  # of spaces and suites

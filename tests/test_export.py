@@ -1,4 +1,4 @@
-"""`common/export.py` and `common/play.py`: policies that leave the repository, and policies at play."""
+"""`common/pmaprl/export.py` and `common/pmaprl/play.py`: policies that leave the repository, and policies at play."""
 
 import json
 import re
@@ -13,16 +13,16 @@ from cli_helpers import ROOT, run_python
 from flax import struct
 from PIL import Image
 
-import common.export
-import common.play
-from common.cli.command import exit_code, parse
-from common.cli.errors import UsageError
-from common.device.agents import Policy
-from common.device.interface import OffPolicy
-from common.envs.spaces import Discrete, EnvSpec, MultiDiscrete, box
-from common.export_check import random_observations
-from common.nets.normalizers import running_stats
-from common.policy import load_policy
+import pmaprl.export
+import pmaprl.play
+from pmaprl.cli.command import exit_code, parse
+from pmaprl.cli.errors import UsageError
+from pmaprl.device.agents import Policy
+from pmaprl.device.interface import OffPolicy
+from pmaprl.envs.spaces import Discrete, EnvSpec, MultiDiscrete, box
+from pmaprl.export_check import random_observations
+from pmaprl.nets.normalizers import running_stats
+from pmaprl.policy import load_policy
 
 DOCS = (ROOT / "docs" / "using-a-policy.md").read_text()
 
@@ -45,7 +45,7 @@ def snippet(kind: str) -> str:
 @pytest.mark.parametrize("name", ["normalised", "parts", "sac"])
 def test_an_exported_policy_acts_like_the_loaded_one_for_every_batch_size(trained, tmp_path, name):
     out = tmp_path / "p.stablehlo"
-    assert exit_code(common.export.export, parse(common.export.Args, [str(trained(name)[0]), "--out", str(out)])) == 0
+    assert exit_code(pmaprl.export.export, parse(pmaprl.export.Args, [str(trained(name)[0]), "--out", str(out)])) == 0
     exported = jax.export.deserialize(bytearray(out.read_bytes()))
     assert set(exported.platforms) == {"cpu", "cuda"}
     policy = load_policy(trained(name)[0])
@@ -84,8 +84,8 @@ def scoring_policy(weights: Any) -> Policy:
 
 def export_instead(monkeypatch: Any, other: Policy) -> None:
     """Let exports hold another policy than they are asked for."""
-    content = common.export.to_stablehlo(other)
-    monkeypatch.setitem(common.export.FORMATS, ".stablehlo", lambda policy: content)
+    content = pmaprl.export.to_stablehlo(other)
+    monkeypatch.setitem(pmaprl.export.FORMATS, ".stablehlo", lambda policy: content)
 
 
 def test_rounding_decides_between_equal_actions_and_nothing_else(tmp_path, monkeypatch):
@@ -93,19 +93,19 @@ def test_rounding_decides_between_equal_actions_and_nothing_else(tmp_path, monke
     weights[:, 1] = weights[:, 0]
     policy, out = scoring_policy(weights), tmp_path / "p.stablehlo"
     export_instead(monkeypatch, scoring_policy(weights + [0, 1e-7, 0, 0]))
-    _, checked = common.export.export_policy(policy, out)
+    _, checked = pmaprl.export.export_policy(policy, out)
     assert checked.varied
     before = out.read_bytes()
     export_instead(monkeypatch, scoring_policy(weights[:, [0, 1, 3, 2]]))
     with pytest.raises(UsageError, match="acts otherwise"):
-        common.export.export_policy(policy, out)
+        pmaprl.export.export_policy(policy, out)
     assert out.read_bytes() == before
     assert {path.name for path in tmp_path.iterdir()} == {"p.stablehlo", "p.stablehlo.json"}
 
 
 def test_a_policy_that_always_does_the_same_is_said_to(tmp_path):
     policy = scoring_policy(np.zeros((3, 2)))
-    _, checked = common.export.export_policy(policy, tmp_path / "p.stablehlo")
+    _, checked = pmaprl.export.export_policy(policy, tmp_path / "p.stablehlo")
     assert "the same action" in str(checked)
 
 
@@ -115,7 +115,7 @@ def test_a_file_of_another_policy_is_refused(trained, tmp_path, monkeypatch, cap
     run = trained(name)[0]
     export_instead(monkeypatch, load_policy(run).with_noise(np.random.default_rng(0), 0.1))
     words = [str(run), "--out", str(tmp_path / "p.stablehlo")]
-    assert exit_code(common.export.export, parse(common.export.Args, words)) == 2
+    assert exit_code(pmaprl.export.export, parse(pmaprl.export.Args, words)) == 2
     said = capsys.readouterr()
     assert "acts otherwise" in said.err and said.err.count("\n") == 1 and "saved" not in said.out
     assert not list(tmp_path.iterdir())
@@ -128,10 +128,10 @@ def test_a_file_that_the_runtime_refuses_is_not_written(tmp_path, monkeypatch, c
             raise NotImplementedError("no such operation")
         return content
 
-    monkeypatch.setitem(common.export.FORMATS, ".stablehlo", make)
+    monkeypatch.setitem(pmaprl.export.FORMATS, ".stablehlo", make)
     said = "no such operation" if content is None else "refuses the file"
     with pytest.raises(UsageError, match=said):
-        common.export.export_policy(scoring_policy(np.eye(2)), tmp_path / "p.stablehlo")
+        pmaprl.export.export_policy(scoring_policy(np.eye(2)), tmp_path / "p.stablehlo")
     assert not list(tmp_path.iterdir())
 
 
@@ -143,7 +143,7 @@ def test_a_target_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch,
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
-    assert exit_code(common.export.export, common.export.Args(run="absent", out=out)) == 2
+    assert exit_code(pmaprl.export.export, pmaprl.export.Args(run="absent", out=out)) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "run directory" not in said
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "file"}
@@ -189,11 +189,11 @@ def test_onnx(trained, tmp_path, monkeypatch, name):
     import onnxruntime
 
     policy, out = load_policy(trained(name)[0], seed=int(name == "normalised")), tmp_path / "policy.onnx"
-    common.export.export_policy(policy, out)
+    pmaprl.export.export_policy(policy, out)
     session = onnxruntime.InferenceSession(str(out))
     for size in (1, 7):
         obs = observations(policy, size)
-        assert_same_actions(session.run(None, common.export.by_name({"obs": obs})), policy(obs), atol=1e-5)
+        assert_same_actions(session.run(None, pmaprl.export.by_name({"obs": obs})), policy(obs), atol=1e-5)
     if name == "normalised":
         monkeypatch.chdir(tmp_path)
         here = {}
@@ -206,7 +206,7 @@ def test_an_exported_policy_with_memory_acts_like_the_loaded_one_step_by_step(tr
     policy, out = load_policy(trained("memory")[0]), tmp_path / f"p.{kind}"
     if kind == "onnx":
         pytest.importorskip("jax2onnx")
-    common.export.export_policy(policy, out)
+    pmaprl.export.export_policy(policy, out)
     inputs = json.loads((tmp_path / f"p.{kind}.json").read_text())["inputs"]
     memory = {name: np.zeros((2, *x["shape"][1:]), x["dtype"]) for name, x in inputs.items() if "memory" in name}
     own, rng = policy.initial_memory(2), np.random.default_rng(0)
@@ -225,14 +225,14 @@ def test_an_exported_policy_with_memory_acts_like_the_loaded_one_step_by_step(tr
             action, left = call(obs, {name[7:]: x for name, x in memory.items()}, first, reward)
             memory = {f"memory/{name}": x for name, x in left.items()}
         np.testing.assert_allclose(action, expected, atol=1e-6)
-    for ours, theirs in zip(jax.tree.leaves(own), common.export.by_name(own), strict=True):
+    for ours, theirs in zip(jax.tree.leaves(own), pmaprl.export.by_name(own), strict=True):
         np.testing.assert_allclose(memory[f"memory/{theirs}"], ours, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_the_documented_lines_load_it_without_the_repository(trained, tmp_path):
     out = tmp_path / "policy.stablehlo"
-    exit_code(common.export.export, common.export.Args(run=str(trained("normalised")[0]), out=str(out)))
+    exit_code(pmaprl.export.export, pmaprl.export.Args(run=str(trained("normalised")[0]), out=str(out)))
     policy = load_policy(trained("normalised")[0])
     obs = observations(policy, 5)
     np.save(tmp_path / "obs.npy", obs)
@@ -246,7 +246,7 @@ def test_the_documented_lines_load_it_without_the_repository(trained, tmp_path):
 def test_playing_prints_the_returns_and_draws_an_episode(trained, tmp_path, capsys):
     gif = tmp_path / "episode.gif"
     words = [str(trained("normalised")[0]), "--episodes", "3", "--gif", str(gif), "--stochastic"]
-    episodes = common.play.play(parse(common.play.Args, words))
+    episodes = pmaprl.play.play(parse(pmaprl.play.Args, words))
     lines = capsys.readouterr().out.splitlines()
     printed = [re.split(r"\s+", line) for line in lines if line.startswith("episode ")]
     assert [float(words[3]) for words in printed] == pytest.approx(episodes.ret.tolist(), abs=0.01)
@@ -258,7 +258,7 @@ def test_playing_prints_the_returns_and_draws_an_episode(trained, tmp_path, caps
 def test_stochastic_play_repeats_with_its_seed_in_a_changed_environment(trained):
     def returns(**flags):
         short = {"episodes": 2, "env_params": '{"max_steps_in_episode": 5}'}
-        played = common.play.play(common.play.Args(run=str(trained("sac")[0]), **short, **flags))
+        played = pmaprl.play.play(pmaprl.play.Args(run=str(trained("sac")[0]), **short, **flags))
         assert played.length.tolist() == [5, 5]
         return played.ret.tolist()
 

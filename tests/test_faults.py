@@ -33,16 +33,16 @@ from cli_helpers import (
     start_script,
 )
 
-from common.cli.command import parse
-from common.runs.checkpoints import UNFINISHED
-from common.runs.console import Console
-from common.runs.saving import Saver
-from common.runs.signals import Interruption
+from pmaprl.cli.command import parse
+from pmaprl.runs.checkpoints import UNFINISHED
+from pmaprl.runs.console import Console
+from pmaprl.runs.saving import Saver
+from pmaprl.runs.signals import Interruption
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 TOTAL = 400 * STEPS
 RUN = "; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
-SLOWED = "import runpy, sys, time; from common.runs.run import Run; advance = Run.advance; "
+SLOWED = "import runpy, sys, time; from pmaprl.runs.run import Run; advance = Run.advance; "
 SLOWED += "Run.advance = lambda run, *report: (advance(run, *report), time.sleep(0.2))" + RUN
 
 
@@ -52,14 +52,14 @@ def wait_until(process: subprocess.Popen, happened: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-COMMANDS = {"algorithm": [ppo.__file__], "play": ["-m", "common.play", "runs/a"], "plot": ["-m", "common.plot", "a"]}
+COMMANDS = {"algorithm": [ppo.__file__], "play": ["-m", "pmaprl.play", "runs/a"], "plot": ["-m", "pmaprl.plot", "a"]}
 
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 @pytest.mark.parametrize("module", ["tyro", "flax"])
 def test_an_interrupt_while_a_command_starts_ends_it_without_a_traceback(words, module, tmp_path):
     """It comes while the first slow module is imported, and after the flags were read."""
-    if module == "flax" and "common.play" not in words and words[0] == "-m":
+    if module == "flax" and "pmaprl.play" not in words and words[0] == "-m":
         pytest.skip("this command does not import it")
     (tmp_path / f"{module}.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
     process = run_python(*words, PYTHONPATH=str(tmp_path))
@@ -71,10 +71,10 @@ def test_a_program_that_imports_an_algorithm_keeps_its_interrupts(tmp_path):
     """Also one that is interrupted meanwhile."""
     (tmp_path / "program.py").write_text(
         "import signal, sys\n"
-        "try:\n    import algos.ppo_pmap\nexcept KeyboardInterrupt:\n    print('interrupted')\n"
+        "try:\n    import pmaprl.algos.ppo_pmap\nexcept KeyboardInterrupt:\n    print('interrupted')\n"
         "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     )
-    path = str(ROOT)
+    path = str(ROOT / "common")
     assert run_python(tmp_path / "program.py", PYTHONPATH=path).stdout == "True\n"
     (tmp_path / "tyro.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
     assert run_python(tmp_path / "program.py", PYTHONPATH=path).stdout == "interrupted\nTrue\n"
@@ -91,7 +91,7 @@ def test_kills_change_nothing(tmp_path):
     assert in_process(*flags, "--quiet", "--run-dir", whole) == 0
     words, reached = [*flags, "--quiet", "--run-dir", "run"], [0]
     for kill in range(3):
-        process = start_script(SLOWED, ppo.__file__, *words, script="-c", cwd=tmp_path, PYTHONPATH=str(ROOT))
+        process = start_script(SLOWED, ppo.__file__, *words, script="-c", cwd=tmp_path)
         if kill == 2:
             time.sleep(2.5)  # while importing, compiling or loading
         else:

@@ -40,23 +40,23 @@ from test_appo import small_args as small_appo_args
 from test_sac_host import small_args as small_sac_host_args
 
 from benchmarks import tune
-from common import check_env, compare, export, play, plot
-from common.actors.actor import inspect_env
-from common.actors.batches import example_batch
-from common.actors.host_drivers import host_driver
-from common.cli.checks import kinds_of, sweepable
-from common.cli.command import help_text, parse, read_code
-from common.cli.device_flags import DeviceEnvArgs
-from common.cli.errors import UsageError
-from common.cli.host_flags import ActorArgs, HostEnvArgs
-from common.cli.population_flags import PbtArgs
-from common.cli.run_flags import RunArgs
-from common.device.sharding import AXIS, MEMBERS
-from common.envs.registry import make
-from common.envs.variation import run_env
-from common.runs import intervals
-from common.runs.checkpoints import read
-from common.runs.intervals import Intervals, describe_intervals, intervals_of
+from pmaprl import check_env, compare, export, play, plot
+from pmaprl.actors.actor import inspect_env
+from pmaprl.actors.batches import example_batch
+from pmaprl.actors.host_drivers import host_driver
+from pmaprl.cli.checks import kinds_of, sweepable
+from pmaprl.cli.command import help_text, parse, read_code
+from pmaprl.cli.device_flags import DeviceEnvArgs
+from pmaprl.cli.errors import UsageError
+from pmaprl.cli.host_flags import ActorArgs, HostEnvArgs
+from pmaprl.cli.population_flags import PbtArgs
+from pmaprl.cli.run_flags import RunArgs
+from pmaprl.device.sharding import AXIS, MEMBERS
+from pmaprl.envs.registry import make
+from pmaprl.envs.variation import run_env
+from pmaprl.runs import intervals
+from pmaprl.runs.checkpoints import read
+from pmaprl.runs.intervals import Intervals, describe_intervals, intervals_of
 
 
 class Recorder:
@@ -568,7 +568,7 @@ def test_what_is_drawn_or_told_at_the_end_warns_where_it_fails(tmp_path, monkeyp
     recorder.close = fail
     monkeypatch.setitem(sys.modules, "tensorboardX", recorder)
     for drawing in ("training.draw_curve", "drawing.episodes.draw_gif"):
-        monkeypatch.setattr(f"common.{drawing}", fail)
+        monkeypatch.setattr(f"pmaprl.{drawing}", fail)
     result, stored = start(tmp_path, gif=True, tensorboard=True, total_timesteps=UPDATE), result_of(tmp_path)
     assert (result.status, stored["status"], stored["state_sha256"]) == ("finished", "finished", result.state_sha256)
     assert (tmp_path / "DONE").exists()

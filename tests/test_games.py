@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from helpers import ppo, relative_difference, run_updates, small_args
 
-from common.cli.errors import UsageError
-from common.device.rollout import step_envs
-from common.device.sharding import to_host
-from common.envs.masks import legal_actions
-from common.envs.registry import make
-from common.envs.spaces import sample
-from common.play import Args as PlayArgs
-from common.play import play
-from common.policy import load_policy
-from common.runs.checkpoints import read
+from pmaprl.cli.errors import UsageError
+from pmaprl.device.rollout import step_envs
+from pmaprl.device.sharding import to_host
+from pmaprl.envs.masks import legal_actions
+from pmaprl.envs.registry import make
+from pmaprl.envs.spaces import sample
+from pmaprl.play import Args as PlayArgs
+from pmaprl.play import play
+from pmaprl.policy import load_policy
+from pmaprl.runs.checkpoints import read
 
 pytestmark = pytest.mark.slow
 SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}

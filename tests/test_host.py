@@ -30,25 +30,25 @@ from helpers import result_of, same_bits
 from host_helpers import TOY, TOYS
 from test_appo import rows, small_args, train
 
-import common.actors.host_evaluation
-import common.actors.threads
-from common import play
-from common.actors.actor import Actor, Stepper, inspect_env
-from common.actors.batches import ActorsFailed, Batches
-from common.actors.host_evaluation import HostEvaluation, run_host_episodes
-from common.actors.threads import GRACE, Activity, Collected, ParameterSlots, RolloutQueue, Slot, Worker
-from common.cli.env_flags import read_params
-from common.cli.errors import FailedEnvError, TrainingError, UsageError
-from common.device.agents import Player, Policy
-from common.device.evaluation import SEED
-from common.device.interface import OnPolicy
-from common.envs.host import evaluation_params
-from common.envs.numbers import cast
-from common.envs.registry import make_host
-from common.envs.spaces import Box, Discrete, EnvSpec, convert, map_leaves
-from suites.tools.checked import _element, _number, of_each, true_of_each
-from suites.tools.conversion import Conversion
-from suites.tools.processes import Processes
+import pmaprl.actors.host_evaluation
+import pmaprl.actors.threads
+from pmaprl import play
+from pmaprl.actors.actor import Actor, Stepper, inspect_env
+from pmaprl.actors.batches import ActorsFailed, Batches
+from pmaprl.actors.host_evaluation import HostEvaluation, run_host_episodes
+from pmaprl.actors.threads import GRACE, Activity, Collected, ParameterSlots, RolloutQueue, Slot, Worker
+from pmaprl.cli.env_flags import read_params
+from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
+from pmaprl.device.agents import Player, Policy
+from pmaprl.device.evaluation import SEED
+from pmaprl.device.interface import OnPolicy
+from pmaprl.envs.host import evaluation_params
+from pmaprl.envs.numbers import cast
+from pmaprl.envs.registry import make_host
+from pmaprl.envs.spaces import Box, Discrete, EnvSpec, convert, map_leaves
+from pmaprl.suites.tools.checked import _element, _number, of_each, true_of_each
+from pmaprl.suites.tools.conversion import Conversion
+from pmaprl.suites.tools.processes import Processes
 
 SCRIPT = ROOT / "algos" / "appo_pmap.py"
 
@@ -280,11 +280,11 @@ def test_runs_may_be_in_processes_of_other_programs(tmp_path):
     code = f"""
         import os, sys
         from multiprocessing import get_context, util
-        sys.path.insert(0, {str(ROOT)!r})
+        sys.path.insert(0, {str(ROOT / "common")!r})
         print(__name__, flush=True)
 
         def run():
-            from common.envs.registry import make_host
+            from pmaprl.envs.registry import make_host
             envs = make_host("gymnasium:CartPole-v1", 2, 0)
             print(envs.reset().shape, flush=True)
             envs.close()
@@ -608,7 +608,7 @@ def test_of_infos_only_numbers_are_gathered(vectorization):
 def test_an_environment_that_hangs_at_the_first_look_is_given_up(tmp_path, monkeypatch):
     stuck, hangs = Worker.stuck, (tmp_path / "once").exists
     monkeypatch.setattr(Worker, "stuck", lambda worker, limits: hangs() and stuck(worker, limits))
-    monkeypatch.setattr(common.actors.threads, "GRACE", 0.0)
+    monkeypatch.setattr(pmaprl.actors.threads, "GRACE", 0.0)
     args = small_args(env_params=trouble(tmp_path, hang_in_close=1), reset_timeout=0.1)
     with pytest.raises(TrainingError, match="--reset-timeout 0.1"):
         inspect_env(args)
@@ -620,7 +620,7 @@ def test_an_environment_cannot_end_the_program():
     for phase in ("make", "reset", "env_step", "close"):
         with pytest.raises(FailedEnvError, match="3"), Worker("actor 0").doing(phase):
             os._exit(3)
-    code = "import os, common.actors.threads as t; w = t.Worker('a')\nwith w.doing('make'): pass\nos._exit(5)"
+    code = "import os, pmaprl.actors.threads as t; w = t.Worker('a')\nwith w.doing('make'): pass\nos._exit(5)"
     assert run_python("-c", code, cwd=ROOT).returncode == 5
 
 
@@ -687,7 +687,7 @@ def test_an_evaluation_that_fails_is_played_once_more_and_does_not_stop_the_trai
     def fail(*_, **__):
         raise next(failures)
 
-    monkeypatch.setattr(common.actors.host_evaluation, "run_host_episodes", fail)
+    monkeypatch.setattr(pmaprl.actors.host_evaluation, "run_host_episodes", fail)
     with pytest.raises(TrainingError, match="step 1,280 failed twice: RuntimeError: no way"):
         train(tmp_path / "run", eval_interval=128, total_timesteps=10 * 128)
     assert "step 128 failed twice" in capfd.readouterr().err and not list(failures), "each of ten evaluations"
@@ -695,7 +695,7 @@ def test_an_evaluation_that_fails_is_played_once_more_and_does_not_stop_the_trai
 
 
 def test_an_evaluation_is_repeated_exactly_and_every_episode_begins_with_a_seed_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(common.actors.host_evaluation, "MOST_ENVS", 2)
+    monkeypatch.setattr(pmaprl.actors.host_evaluation, "MOST_ENVS", 2)
     args, seeds, warnings = small_args(eval_episodes=3, env_params=trouble(tmp_path, raise_at=3)), [], []
     algorithm = SimpleNamespace(initial_memory=lambda count: (), act=lambda *seen: (np.zeros(2, int), ()))
     evaluation = HostEvaluation(args, algorithm, warnings.append)
@@ -779,7 +779,7 @@ def test_signals_leave_no_process_behind(number, code, tmp_path):
 SLOW_TO_MAKE = """
 import multiprocessing, subprocess, time
 import gymnasium
-from suites.tools.processes import Processes
+from pmaprl.suites.tools.processes import Processes
 
 class Slow(gymnasium.Env):
     observation_space = action_space = gymnasium.spaces.Discrete(2)
@@ -795,7 +795,7 @@ def test_a_kill_leaves_nothing_of_environments_that_are_being_made(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW_TO_MAKE)
     code = "import slow; slow.Processes(slow.Slow, 2, None, None)"
     with tempfile.TemporaryDirectory() as temporary:  # a short name
-        paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "TMPDIR": temporary}
+        paths = {"PYTHONPATH": f"{ROOT / 'common'}{os.pathsep}{tmp_path}", "TMPDIR": temporary}
         process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=os.environ | paths)
         wait_until(lambda: len(list(tmp_path.glob("simulator*"))) == 2)
         assert os.listdir(temporary)

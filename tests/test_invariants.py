@@ -35,12 +35,12 @@ from helpers import (
     small_sac_args,
 )
 
-from common.cli.device_flags import block_width
-from common.cli.env_flags import as_flags
-from common.device.agents import acting_part
-from common.device.rollout import minibatch_indices, rollout_keys
-from common.device.sharding import arrays_of, global_ids, to_host
-from common.envs.variation import run_env
+from pmaprl.cli.device_flags import block_width
+from pmaprl.cli.env_flags import as_flags
+from pmaprl.device.agents import acting_part
+from pmaprl.device.rollout import minibatch_indices, rollout_keys
+from pmaprl.device.sharding import arrays_of, global_ids, to_host
+from pmaprl.envs.variation import run_env
 
 EASY = {"normalize_obs": True, "decorrelate": True, "lr_schedule": "kl-adaptive"}
 BLOCKS_OF_TWO = {"num_minibatches": 16, "exploration_loss": "symmetric-kl", "reset_pool": 6}

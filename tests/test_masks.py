@@ -30,22 +30,22 @@ from helpers import (
     small_sac_args,
 )
 
-from common.cli.errors import FailedEnvError, TrainingError
-from common.device.agents import at_start, with_memory
-from common.device.evaluation import play_episodes
-from common.device.optim import hp_of
-from common.device.rollout import action_noise, reset_mid_episode
-from common.device.sharding import key_data
-from common.envs.custom import wrap
-from common.envs.masks import MASK, check_legal
-from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, batch_shape, flat_size, sample
-from common.export import function_of, inputs_of
-from common.nets.distributions import Categoricals, PolicyHead, QHead, encode_action, epsilon_greedy
-from common.nets.recurrent import Inputs, initial_memory
-from common.nets.torso import Ensemble
-from common.play import Args as PlayArgs
-from common.play import play
-from common.policy import load_policy
+from pmaprl.cli.errors import FailedEnvError, TrainingError
+from pmaprl.device.agents import at_start, with_memory
+from pmaprl.device.evaluation import play_episodes
+from pmaprl.device.optim import hp_of
+from pmaprl.device.rollout import action_noise, reset_mid_episode
+from pmaprl.device.sharding import key_data
+from pmaprl.envs.custom import wrap
+from pmaprl.envs.masks import MASK, check_legal
+from pmaprl.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, batch_shape, flat_size, sample
+from pmaprl.export import function_of, inputs_of
+from pmaprl.nets.distributions import Categoricals, PolicyHead, QHead, encode_action, epsilon_greedy
+from pmaprl.nets.recurrent import Inputs, initial_memory
+from pmaprl.nets.torso import Ensemble
+from pmaprl.play import Args as PlayArgs
+from pmaprl.play import play
+from pmaprl.policy import load_policy
 
 LEGAL = np.array([[1, 0, 1, 0, 1, 0], [0, 1, 0, 1, 0, 1], [1, 1, 1, 0, 0, 1]], bool)
 NVEC = 4, 2

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from helpers import functions_of, over_devices, ppo, relative_difference, small_args
 
-from common.device import drivers
-from common.device.interface import OnPolicy
-from common.device.opponents import draw_own_components, of_other_member
-from common.device.population import elo_ratings, play_all
-from common.device.rollout import keys_of
-from common.device.sharding import AXIS, MEMBERS
-from common.envs.environment import Env, Step
-from common.envs.masks import legal_actions
-from common.envs.registry import make
-from common.envs.spaces import MultiDiscrete, box, sample
+from pmaprl.device import drivers
+from pmaprl.device.interface import OnPolicy
+from pmaprl.device.opponents import draw_own_components, of_other_member
+from pmaprl.device.population import elo_ratings, play_all
+from pmaprl.device.rollout import keys_of
+from pmaprl.device.sharding import AXIS, MEMBERS
+from pmaprl.envs.environment import Env, Step
+from pmaprl.envs.masks import legal_actions
+from pmaprl.envs.registry import make
+from pmaprl.envs.spaces import MultiDiscrete, box, sample
 
 GAME = "pgx:tic_tac_toe"
 SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}

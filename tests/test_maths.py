@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from helpers import make_env, over_devices, ppo, pqn, run_updates, small_args
 
-from common.device.agents import at_start
-from common.device.interface import Rollout
-from common.device.optim import AdamState, adapt_learning_rate, apply_schedules, hp_of, run_epochs
-from common.device.rollout import action_noise
-from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
-from common.nets import QHead, epsilon_greedy
-from common.nets.distributions import Categoricals, Joint, Normal, PolicyHead, encode_action
-from common.nets.normalizers import rescale_output, running_stats
-from common.nets.returns import Returns, project
-from common.nets.torso import BatchNorm
+from pmaprl.device.agents import at_start
+from pmaprl.device.interface import Rollout
+from pmaprl.device.optim import AdamState, adapt_learning_rate, apply_schedules, hp_of, run_epochs
+from pmaprl.device.rollout import action_noise
+from pmaprl.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
+from pmaprl.nets import QHead, epsilon_greedy
+from pmaprl.nets.distributions import Categoricals, Joint, Normal, PolicyHead, encode_action
+from pmaprl.nets.normalizers import rescale_output, running_stats
+from pmaprl.nets.returns import Returns, project
+from pmaprl.nets.torso import BatchNorm
 
 REWARD = [1, -0.5, 2, 0, 1]
 VALUE = [0.2, 0.4, -0.1, 0.8, 0.3]

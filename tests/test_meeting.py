@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from cli_helpers import check_words
 
-from common.cli.errors import UsageError
-from common.device import meeting
-from common.device.meeting import Meeting, meet
+from pmaprl.cli.errors import UsageError
+from pmaprl.device import meeting
+from pmaprl.device.meeting import Meeting, meet
 
 RUN = {"--run-dir": "/runs/a", "--seed": 0, "--hidden-sizes": (64, 64)}
 SOON = 30.0  # seconds in which a busy machine has done what takes none

@@ -10,8 +10,8 @@ import ppo_rnn_pmap as ppo_rnn
 import pytest
 from helpers import calls_of_gae, make_env, run_updates, small_rnn_args
 
-from common.nets.recurrent import CELLS, Recurrent, initial_memory
-from common.policy import load_policy
+from pmaprl.nets.recurrent import CELLS, Recurrent, initial_memory
+from pmaprl.policy import load_policy
 
 KINDS = list(CELLS)
 BY_KIND = pytest.mark.parametrize("kind", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])

@@ -66,7 +66,7 @@ def test_kept_outputs():
 
 
 SOURCES = [*(ROOT / "algos").glob("*.py"), *(ROOT / "common").rglob("*.py")]
-FOLDERS = "algos|benchmarks|common|notebooks|suites"  # of modules
+FOLDERS = "benchmarks|notebooks|pmaprl"  # of modules
 RUN_FILES = ROOT / "docs" / "runs.md"  # has a table of what is in a run directory
 
 
@@ -114,7 +114,8 @@ def _is_flag(word: str) -> bool:
 def _is_module(name: str) -> bool:
     """Tell if it is one, or what one has."""
     *parents, last = name.split(".")
-    folder = ROOT.joinpath(*parents)
+    places = {("pmaprl", "algos"): ROOT / "algos"}
+    folder = places.get(tuple(parents), (ROOT / "common" if parents[0] == "pmaprl" else ROOT).joinpath(*parents))
     owner = folder.with_suffix(".py")
     return (folder / f"{last}.py").exists() or (owner.exists() and last in owner.read_text())
 
@@ -143,8 +144,8 @@ def test_what_texts_name_is_there(name):
         ('`docs/ppo.md` says under "Gone" how', "docs/ppo.md: Gone"),
         ('README.md has a table, "Fork the\nfile"', "README.md: Fork the file"),
         ("as `--gone-flag 3` does", "--gone-flag"),
-        ("`python -m common.gone RUN`", "common.gone"),
-        ("`common.policy.gone` loads it", "common.policy.gone"),
+        ("`python -m pmaprl.gone RUN`", "pmaprl.gone"),
+        ("`pmaprl.policy.gone` loads it", "pmaprl.policy.gone"),
         ("section 2 is about it\n## 1. Rollout\n", "section 2"),
         ("the function `gone_function` does", "gone_function"),
     ],
@@ -155,8 +156,8 @@ def test_what_texts_name_and_is_gone_is_found(text, missing):
 
 def test_what_texts_name_and_is_there_is_not_found():
     text = """`algos/ppo_pmap.py`, `metrics.jsonl`, `anatomy_of_ppo.ipynb`, `docs/ppo.md` ("Fork the file"), section 1,
-    `--no-tuned`, `--num-envs 4`, `python -m common.play RUN`, `load_policy`, `Args.from_run`, `pbt/source`,
-    `common.policy.load_policy`, `--help`, `cp algos/ppo_pmap.py algos/my_ppo.py`, `own.py`\n## 1. Rollout\n"""
+    `--no-tuned`, `--num-envs 4`, `python -m pmaprl.play RUN`, `load_policy`, `Args.from_run`, `pbt/source`,
+    `pmaprl.policy.load_policy`, `--help`, `cp algos/ppo_pmap.py algos/my_ppo.py`, `own.py`\n## 1. Rollout\n"""
     assert missing_in(text, "Path('own.py')") == []
 
 
@@ -204,4 +205,4 @@ def test_on_colab_the_first_cell_clones_and_installs_once(tmp_path, monkeypatch)
         exec(source, names)
     clone = "GIT_TERMINAL_PROMPT=0 git clone --quiet https://github.com/pmaprl/pmaprl pmaprl"
     assert colab.commands == [clone, f"pip install --quiet --editable {tmp_path}/pmaprl"]
-    assert str(Path.cwd()) == sys.path[0] == str(tmp_path / "pmaprl")
+    assert Path.cwd() == tmp_path / "pmaprl"

@@ -18,13 +18,13 @@ from helpers import (
     small_sac_args,
 )
 
-from common.cli.population_flags import PbtArgs, Rules
-from common.device.interface import RunState
-from common.device.population import SOURCE, evolve, exchange, objective_of
-from common.device.sharding import TrainState
-from common.device.statistics import WINDOW, Episodes, RecentEpisodes
-from common.drawing.figures import descent
-from common.envs.registry import make
+from pmaprl.cli.population_flags import PbtArgs, Rules
+from pmaprl.device.interface import RunState
+from pmaprl.device.population import SOURCE, evolve, exchange, objective_of
+from pmaprl.device.sharding import TrainState
+from pmaprl.device.statistics import WINDOW, Episodes, RecentEpisodes
+from pmaprl.drawing.figures import descent
+from pmaprl.envs.registry import make
 
 SIZE = 10
 RULES = Rules(WINDOW, {"learning_rate": "factor", "gamma": "complement", "adam_b2": "complement", "tau": "share"})

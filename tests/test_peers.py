@@ -16,9 +16,9 @@ from helpers import over_devices
 
 import benchmarks.peers.__main__ as peers
 from benchmarks.peers.starts import STATES, states_of
-from common.cli.errors import TrainingError
-from common.device.evaluation import SEED, episode_keys, run_episodes
-from common.envs.registry import make, make_host
+from pmaprl.cli.errors import TrainingError
+from pmaprl.device.evaluation import SEED, episode_keys, run_episodes
+from pmaprl.envs.registry import make, make_host
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""`common/plot.py`, `common/compare.py` and what they use of `common/drawing`: runs and numbers made by hand."""
+"""`pmaprl.plot`, `pmaprl.compare` and what they use of `pmaprl.drawing`: runs and numbers made by hand."""
 
 import csv
 import json
@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from cli_helpers import ROOT
 
-from common import compare, plot
-from common.cli.command import exit_code, parse
-from common.cli.errors import UsageError
-from common.drawing.figures import draw_curve, draw_population, side_by_side
-from common.drawing.groups import LoggedRun, align, group, pooled
-from common.runs.estimates import difference, estimate, interval, mean_over_steps, spread
-from common.runs.metrics import EVALUATION, RECENT, TRAINING, Log, LogWriter, Series, read_log, summarized
-from common.runs.recorder import Clock
-from common.runs.reports import summary_of_seeds
-from common.runs.results import ranked
+from pmaprl import compare, plot
+from pmaprl.cli.command import exit_code, parse
+from pmaprl.cli.errors import UsageError
+from pmaprl.drawing.figures import draw_curve, draw_population, side_by_side
+from pmaprl.drawing.groups import LoggedRun, align, group, pooled
+from pmaprl.runs.estimates import difference, estimate, interval, mean_over_steps, spread
+from pmaprl.runs.metrics import EVALUATION, RECENT, TRAINING, Log, LogWriter, Series, read_log, summarized
+from pmaprl.runs.recorder import Clock
+from pmaprl.runs.reports import summary_of_seeds
+from pmaprl.runs.results import ranked
 
 
 def rows(steps, values, wall=None, metric=TRAINING):
@@ -364,7 +364,7 @@ def test_two_factors_have_a_heat_map(tmp_path):
 
 def test_a_reader_that_leaves_ends_no_command_with_a_traceback(tmp_path):
     run = make_run(tmp_path / "a", rows([100], [1]))
-    command = f"{shlex.quote(sys.executable)} -m common.compare {shlex.quote(run)} | true"
+    command = f"{shlex.quote(sys.executable)} -m pmaprl.compare {shlex.quote(run)} | true"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
     assert done.stderr == ""
 

@@ -1,4 +1,4 @@
-"""`common/policy.py`, a trained policy: loading it, acting with it, and the trust that a run directory gets."""
+"""`common/pmaprl/policy.py`, a trained policy: loading it, acting with it, and the trust that a run directory gets."""
 
 import json
 import re
@@ -15,23 +15,23 @@ import pytest
 from helpers import TRAINED, over_devices, ppo, sac, same_bits, small_args
 from orbax.checkpoint import v1 as orbax
 
-from common.actors.host_evaluation import run_host_episodes
-from common.actors.threads import Worker
-from common.cli.command import PolicyArgs
-from common.cli.errors import UsageError
-from common.cli.files import read_config
-from common.device.agents import Player, Policy
-from common.device.devices import choose_devices
-from common.device.evaluation import SEED, run_episodes
-from common.device.interface import OnPolicy
-from common.device.optim import hp_of
-from common.envs.registry import make_host
-from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box, map_leaves
-from common.export import export_policy
-from common.policy import load_named, load_policy
-from common.runs.checkpoints import Checkpoints
-from common.runs.console import Console
-from suites.tools.conversion import Conversion
+from pmaprl.actors.host_evaluation import run_host_episodes
+from pmaprl.actors.threads import Worker
+from pmaprl.cli.command import PolicyArgs
+from pmaprl.cli.errors import UsageError
+from pmaprl.cli.files import read_config
+from pmaprl.device.agents import Player, Policy
+from pmaprl.device.devices import choose_devices
+from pmaprl.device.evaluation import SEED, run_episodes
+from pmaprl.device.interface import OnPolicy
+from pmaprl.device.optim import hp_of
+from pmaprl.envs.registry import make_host
+from pmaprl.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box, map_leaves
+from pmaprl.export import export_policy
+from pmaprl.policy import load_named, load_policy
+from pmaprl.runs.checkpoints import Checkpoints
+from pmaprl.runs.console import Console
+from pmaprl.suites.tools.conversion import Conversion
 
 
 @pytest.fixture
@@ -233,8 +233,8 @@ def test_a_run_directory_does_not_decide_which_code_is_run(trained, tmp_path, mo
     algos = tmp_path / "algos"
     algos.mkdir()
     (algos / "link.py").symlink_to(outside)
-    monkeypatch.setattr("common.policy.ROOT", tmp_path)
-    monkeypatch.setattr("common.policy.ALGOS", algos)
+    monkeypatch.setattr("pmaprl.policy.ROOT", tmp_path)
+    monkeypatch.setattr("pmaprl.runs.scripts.ALGOS", algos)
     script = script.format(outside=outside) if isinstance(script, str) else script
     run_dir = with_config(trained("normalised")[0], tmp_path / "run", script=script)
     with pytest.raises(UsageError, match="--algorithm|algorithm="):

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from helpers import metric_rows, ppo, small_args
 
-import common.device.devices
-from common.cli.errors import UsageError
-from common.compare import Args as CompareArgs
-from common.compare import compare
-from common.device.devices import check_fits
-from common.device.programs import for_seeds, over_devices
-from common.device.sharding import arrays_of
-from common.envs.registry import make
-from common.policy import load_policy
-from common.runs.checkpoints import Checkpoints, read
+import pmaprl.device.devices
+from pmaprl.cli.errors import UsageError
+from pmaprl.compare import Args as CompareArgs
+from pmaprl.compare import compare
+from pmaprl.device.devices import check_fits
+from pmaprl.device.programs import for_seeds, over_devices
+from pmaprl.device.sharding import arrays_of
+from pmaprl.envs.registry import make
+from pmaprl.policy import load_policy
+from pmaprl.runs.checkpoints import Checkpoints, read
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
 TINY |= {"env": "CartPole-v1", "total_timesteps": 6 * 32, "log_interval": 32, "seed": 3, "eval_episodes": 16}
@@ -56,7 +56,7 @@ def test_a_grid_has_all_combinations_with_every_seed():
 
 def test_as_many_members_run_as_fit_and_fewer_where_devices_exchange_those_of_their_own(monkeypatch):
     """An exchange needs the learners of all members on each device."""
-    monkeypatch.setattr(common.device.devices, "memory_of", lambda devices: 1e5)
+    monkeypatch.setattr(pmaprl.device.devices, "memory_of", lambda devices: 1e5)
     fit = []
     for count, flags in ((1, {}), (2, {"sharding": "members"}), (2, {"sharding": "members", "pbt": True})):
         with pytest.raises(UsageError, match=r"at most \d+ members fit") as told:

@@ -16,10 +16,10 @@ from helpers import relative_difference, same_bits
 from host_helpers import TOY, rows_with
 from PIL import Image
 
-from common.actors import threads
-from common.cli.errors import TrainingError
-from common.envs.registry import make_host
-from common.recording import record_on_host
+from pmaprl.actors import threads
+from pmaprl.cli.errors import TrainingError
+from pmaprl.envs.registry import make_host
+from pmaprl.recording import record_on_host
 
 SMALL = host_helpers.SMALL | {
     "num_envs": 4,

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
+from pmaprl.algos.ppo_pmap import Args
 
 from algos import ppo_pmap as ppo
-from algos.ppo_pmap import Args
-from common.cli.errors import ProcessEnded, TrainingError, UsageError
-from common.device import multihost
-from common.runs.checkpoints import Checkpoints, checksums
-from common.runs.directory import agree_on_directory, describe_shared
+from pmaprl.cli.errors import ProcessEnded, TrainingError, UsageError
+from pmaprl.device import multihost
+from pmaprl.runs.checkpoints import Checkpoints, checksums
+from pmaprl.runs.directory import agree_on_directory, describe_shared
 
 
 @pytest.fixture

@@ -13,17 +13,17 @@ import pytest
 from gymnax.environments.spaces import Box
 from helpers import AXIS, Fussy, Pixels, Toy, make_env, over_devices, small_args, small_rnn_args
 
-from common.cli.errors import FailedEnvError, TrainingError, UsageError
-from common.device.agents import Policy
-from common.device.evaluation import fault_of, run_episodes
-from common.device.optim import hp_of
-from common.envs import spaces
-from common.envs.custom import wrap
-from common.envs.environment import Env, Step
-from common.envs.masks import check_parts
-from common.envs.ranges import IN_SPACE, OUTSIDE, are_choices, fault_in, in_space, range_metrics
-from common.envs.spaces import Discrete, EnvSpec, MultiDiscrete
-from suites.tools.checked import _element, mask_of
+from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
+from pmaprl.device.agents import Policy
+from pmaprl.device.evaluation import fault_of, run_episodes
+from pmaprl.device.optim import hp_of
+from pmaprl.envs import spaces
+from pmaprl.envs.custom import wrap
+from pmaprl.envs.environment import Env, Step
+from pmaprl.envs.masks import check_parts
+from pmaprl.envs.ranges import IN_SPACE, OUTSIDE, are_choices, fault_in, in_space, range_metrics
+from pmaprl.envs.spaces import Discrete, EnvSpec, MultiDiscrete
+from pmaprl.suites.tools.checked import _element, mask_of
 
 BITS = spaces.convert(gymnasium.spaces.MultiBinary(2), "observation space")
 SPACE = {

@@ -14,17 +14,17 @@ import pytest
 from cli_helpers import ROOT, SMALL, read_result
 from PIL import Image
 
-from common.cli.command import parse
-from common.device.interface import Transition
-from common.drawing.episodes import draw_gif, record
-from common.envs.registry import make
-from common.policy import load_policy
+from pmaprl.cli.command import parse
+from pmaprl.device.interface import Transition
+from pmaprl.drawing.episodes import draw_gif, record
+from pmaprl.envs.registry import make
+from pmaprl.policy import load_policy
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGES = [README, *sorted(DOCS.glob("*.md"))]
 OWN = DOCS / "environments.md"  # which has two complete ones
-COMMAND = re.compile(r"python (?:-m )?((?:algos|common)[/.]\w+)(?:\.py)? ((?:\\\n|[^\n`#])+)")  # module, words
+COMMAND = re.compile(r"python (?:-m )?(algos/\w+|pmaprl(?:\.\w+)+)(?:\.py)? ((?:\\\n|[^\n`#])+)")  # module, words
 SMALL_ACTORS = """
     --vectorization sync --actor-threads 1 --envs-per-actor 4 --num-steps 8 --hidden-sizes 8 --eval-episodes 2
     --max-restarts 0
@@ -39,7 +39,7 @@ def commands(page: Path) -> list[tuple[str, list[str]]]:
     text = re.sub(r"runs/\S+", "runs/NAME", page.read_text())
     own = re.findall(r"Save this as `(\S+)\.py`", text)
     matches = [match for match in COMMAND.finditer(text) if match[1] not in own]
-    found = [(match[1].replace("/", "."), match[2].replace("\\\n", "")) for match in matches]
+    found = [(match[1].replace("algos/", "pmaprl.algos."), match[2].replace("\\\n", "")) for match in matches]
     whole = [(module, words[: -(words.count('"') % 2) or None]) for module, words in found if "$" not in words]
     return [(module, shlex.split(words)) for module, words in whole]  # a quote at the end is that of a whole command
 

@@ -1,4 +1,4 @@
-"""Episodes as GIFs, of `common/drawing`: what is recorded, what the pictures show, and the file."""
+"""Episodes as GIFs, of `common/pmaprl/drawing`: what is recorded, what the pictures show, and the file."""
 
 from types import SimpleNamespace
 
@@ -10,20 +10,20 @@ from helpers import Toy, make_env
 from host_helpers import TOYS
 from PIL import Image, ImageColor
 
-from common.device.agents import Player
-from common.device.evaluation import play_episodes
-from common.drawing import pictures
-from common.drawing.episodes import CAPTION, RecordedEnvs, Recording, draw_gif, record, timing
-from common.drawing.figures import COLORS
-from common.drawing.pictures import LEGEND, MARGIN
-from common.drawing.tracks import LEFT, PLOT, SHADES, TITLE, groups_of
-from common.envs import spaces
-from common.envs.custom import wrap
-from common.envs.host import HostStep
-from common.envs.registry import make, make_host
-from suites.jaxmarl import COLORS as COLORS_OF_PARTICLES
-from suites.jaxmarl import plane_of_particles
-from suites.tools import plane
+from pmaprl.device.agents import Player
+from pmaprl.device.evaluation import play_episodes
+from pmaprl.drawing import pictures
+from pmaprl.drawing.episodes import CAPTION, RecordedEnvs, Recording, draw_gif, record, timing
+from pmaprl.drawing.figures import COLORS
+from pmaprl.drawing.pictures import LEGEND, MARGIN
+from pmaprl.drawing.tracks import LEFT, PLOT, SHADES, TITLE, groups_of
+from pmaprl.envs import spaces
+from pmaprl.envs.custom import wrap
+from pmaprl.envs.host import HostStep
+from pmaprl.envs.registry import make, make_host
+from pmaprl.suites.jaxmarl import COLORS as COLORS_OF_PARTICLES
+from pmaprl.suites.jaxmarl import plane_of_particles
+from pmaprl.suites.tools import plane
 
 OTHERS = "Pendulum-v1", "MountainCarContinuous-v0", "Breakout-MinAtar", "MemoryChain-bsuite"
 DRAWN = ["CartPole-v1", "FrozenLake-misc", "Pixels", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]

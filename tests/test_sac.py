@@ -10,13 +10,13 @@ import optax
 import pytest
 from helpers import functions_of, make_env, metric_rows, programs, relative_difference, run_updates, sac, small_sac_args
 
-import common.device.programs
-from common.device.drivers import with_returns
-from common.device.interface import Actors, Transition
-from common.device.programs import over_devices
-from common.device.replay import Replay, new_replay
-from common.device.sharding import to_devices, to_host
-from common.nets.distributions import SquashedNormal
+import pmaprl.device.programs
+from pmaprl.device.drivers import with_returns
+from pmaprl.device.interface import Actors, Transition
+from pmaprl.device.programs import over_devices
+from pmaprl.device.replay import Replay, new_replay
+from pmaprl.device.sharding import to_devices, to_host
+from pmaprl.nets.distributions import SquashedNormal
 
 
 @pytest.mark.parametrize("u", [-20.0, -3.0, 0.0, 0.8, 5.0, 20.0])
@@ -182,7 +182,7 @@ def test_the_buffer_is_updated_in_place(num_envs, num_seeds):
     args = small_sac_args(**flags, buffer_size=10**6)
     functions = over_devices(functions_of(args, make_env("Pendulum-v1")), jax.devices()[:1])
     state = jax.eval_shape(functions.init, np.zeros((1, num_seeds), np.int32))
-    memory = functions.update.lower(state, np.int32(0)).compile(common.device.programs._options(1)).memory_analysis()
+    memory = functions.update.lower(state, np.int32(0)).compile(pmaprl.device.programs._options(1)).memory_analysis()
     buffer = 33e6 * num_seeds
     assert memory.alias_size_in_bytes > buffer, "the state is not donated"
     assert memory.temp_size_in_bytes < 0.2 * buffer

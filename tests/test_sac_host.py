@@ -14,11 +14,11 @@ import sac_pmap as sac
 from helpers import collectives_beside_each_other, compiled_updates, metric_rows, relative_difference, same_bits
 from host_helpers import BOX, TOY, TOYS, made_up, rows_with, states_of
 
-from common.actors.batches import over_learners
-from common.actors.threads import HostRollout
-from common.device.agents import at_start
-from common.device.sharding import AXIS, TrainState, to_host
-from common.policy import load_policy
+from pmaprl.actors.batches import over_learners
+from pmaprl.actors.threads import HostRollout
+from pmaprl.device.agents import at_start
+from pmaprl.device.sharding import AXIS, TrainState, to_host
+from pmaprl.policy import load_policy
 
 SMALL = host_helpers.SMALL | {
     "env": BOX,

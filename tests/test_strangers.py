@@ -16,24 +16,24 @@ import pytest
 from cli_helpers import SMALL, only_message, refusal
 from helpers import TINY, small_args
 
-import common.compare
-import common.export
-import common.play
-import common.plot
-import common.runs.run
+import pmaprl.compare
+import pmaprl.export
+import pmaprl.play
+import pmaprl.plot
+import pmaprl.runs.run
 from algos import ppo_pmap as ppo
-from common.cli.command import exit_code, parse
-from common.cli.env_flags import named_by_text
-from common.cli.errors import UsageError, printable
-from common.cli.stored import DEEPEST, opened, read_json
-from common.envs.spaces import EnvSpec
-from common.policy import load_policy
-from common.runs.checkpoints import Checkpoints, Damaged, read
-from common.runs.directory import claim_directory
-from common.runs.lock import LOCK, locked
-from common.runs.metrics import LogWriter, read_log
-from common.runs.results import stored_evaluation
-from common.runs.saving import Saver, Start
+from pmaprl.cli.command import exit_code, parse
+from pmaprl.cli.env_flags import named_by_text
+from pmaprl.cli.errors import UsageError, printable
+from pmaprl.cli.stored import DEEPEST, opened, read_json
+from pmaprl.envs.spaces import EnvSpec
+from pmaprl.policy import load_policy
+from pmaprl.runs.checkpoints import Checkpoints, Damaged, read
+from pmaprl.runs.directory import claim_directory
+from pmaprl.runs.lock import LOCK, locked
+from pmaprl.runs.metrics import LogWriter, read_log
+from pmaprl.runs.results import stored_evaluation
+from pmaprl.runs.saving import Saver, Start
 
 STOPPED = "stopped before it compiles"
 MARKER = "module_of_a_stranger"
@@ -52,14 +52,14 @@ def stopping(monkeypatch):
         raise UsageError(STOPPED)
 
     def play_nothing(args, policy, name, env_params, console):
-        make = common.play.make_host if common.play.steps_on_host(name) else common.play.make
-        how = (1, 0, env_params) if common.play.steps_on_host(name) else (env_params,)
+        make = pmaprl.play.make_host if pmaprl.play.steps_on_host(name) else pmaprl.play.make
+        how = (1, 0, env_params) if pmaprl.play.steps_on_host(name) else (env_params,)
         make(name, *how)
         stop()
 
-    monkeypatch.setattr(common.runs.run, "compile_together", stop)
+    monkeypatch.setattr(pmaprl.runs.run, "compile_together", stop)
     for where in ("_play_on_device", "_play_on_host"):
-        monkeypatch.setattr(common.play, where, play_nothing)
+        monkeypatch.setattr(pmaprl.play, where, play_nothing)
 
 
 def changed(run_dir: Path, **changes: Any) -> Path:
@@ -75,10 +75,10 @@ def changed(run_dir: Path, **changes: Any) -> Path:
 
 COMMANDS = {
     "load": None,
-    "play": (common.play.play, common.play.Args, "RUN --episodes 1"),
-    "export": (common.export.export, common.export.Args, "RUN --out p.stablehlo"),
-    "compare": (common.compare.run_command, common.compare.Args, "RUN"),
-    "plot": (common.plot.plot, common.plot.Args, "RUN --out p.png"),
+    "play": (pmaprl.play.play, pmaprl.play.Args, "RUN --episodes 1"),
+    "export": (pmaprl.export.export, pmaprl.export.Args, "RUN --out p.stablehlo"),
+    "compare": (pmaprl.compare.run_command, pmaprl.compare.Args, "RUN"),
+    "plot": (pmaprl.plot.plot, pmaprl.plot.Args, "RUN --out p.png"),
     "resume": (ppo.train, ppo.Args, "--resume RUN --total-timesteps 512"),
     "init": (ppo.train, ppo.Args, " ".join(["--init-from RUN --run-dir new", *SMALL])),
 }
@@ -216,13 +216,13 @@ def test_parameters_that_may_name_code_have_to_be_named_again(run_dir, flag, tmp
         assert (getattr(args, flag), args.resume) == (EVIL, str(run_dir))
     policy = SimpleNamespace(run_dir=run_dir, config=config)
     with pytest.raises(UsageError, match="trust.*--env-params"):
-        common.play.environment_of(common.play.Args(run=str(run_dir)), policy)
-    named = common.play.Args(run=str(run_dir), env_params=EVIL)
-    assert common.play.environment_of(named, policy) == (PARTIAL, EVIL)
+        pmaprl.play.environment_of(pmaprl.play.Args(run=str(run_dir)), policy)
+    named = pmaprl.play.Args(run=str(run_dir), env_params=EVIL)
+    assert pmaprl.play.environment_of(named, policy) == (PARTIAL, EVIL)
 
 
 def test_our_own_environments_take_no_module(monkeypatch):
-    from suites.tools import processes
+    from pmaprl.suites.tools import processes
 
     monkeypatch.setattr(processes.gymnasium, "make", lambda *_, **__: pytest.fail("it was made"))
     with pytest.raises(KeyError):
@@ -462,7 +462,7 @@ def test_a_type_that_is_none_of_numbers_is_refused(dtype):
 
 
 def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("common.runs.metrics.LONGEST_LINE", 100)
+    monkeypatch.setattr("pmaprl.runs.metrics.LONGEST_LINE", 100)
     (tmp_path / "metrics.jsonl").write_text('{"env_steps": 1}\n' + 101 * "x")
     with pytest.raises(UsageError, match="100"):
         read_log(tmp_path, [])

@@ -13,10 +13,10 @@ import pytest
 from helpers import functions_of, same_bits, small_args
 from test_envs import OFFLINE_IDS
 
-from common.device.programs import over_devices
-from common.device.sharding import arrays_of, flatten, key_data, unflatten
-from common.envs.registry import make
-from common.envs.spaces import MultiDiscrete, sample
+from pmaprl.device.programs import over_devices
+from pmaprl.device.sharding import arrays_of, flatten, key_data, unflatten
+from pmaprl.envs.registry import make
+from pmaprl.envs.spaces import MultiDiscrete, sample
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ import tomllib
 import pytest
 from cli_helpers import ROOT, check_words, in_process, read_config, refusal
 
-from common.cli.command import parse
-from common.cli.errors import UsageError
-from common.runs.reports import flag_lines
+from pmaprl.cli.command import parse
+from pmaprl.cli.errors import UsageError
+from pmaprl.runs.reports import flag_lines
 
 TABLE = """
 ["Pendulum-*, CartPole-*"]
@@ -104,7 +104,7 @@ def test_entries_of_the_kit_fit_and_differ_from_the_defaults():
     assert len(entries) > 10
     for path, pattern in entries:
         env, _, recipe = pattern.removesuffix(")").partition(" (")
-        algorithm = importlib.import_module(f"algos.{path.stem}").Args.at(env, recipe)
+        algorithm = importlib.import_module(f"pmaprl.algos.{path.stem}").Args.at(env, recipe)
         flags, defaults = algorithm.tuned_entry(env).flags, algorithm(env=env)
         same = [name for name, value in flags.items() if value == getattr(defaults, name)]
         assert not same, f"{path.stem} {pattern} repeats the defaults of {same}"
@@ -118,7 +118,7 @@ def test_a_copy_of_an_algorithm_starts_from_the_same_tuned_flags(tmp_path, monke
     for name, code in {"copied_ppo": text, "shorter_ppo": lost}.items():
         (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    original = parse(importlib.import_module("algos.ppo_pmap").Args, ["--env", "Acrobot-v1"])
+    original = parse(importlib.import_module("pmaprl.algos.ppo_pmap").Args, ["--env", "Acrobot-v1"])
     copied = parse(importlib.import_module("copied_ppo").Args, ["--env", "Acrobot-v1"])
     shorter = parse(importlib.import_module("shorter_ppo").Args, ["--env", "Acrobot-v1"])
     assert vars(copied) == vars(original) and original.num_envs == shorter.num_envs != 32
@@ -129,12 +129,12 @@ def test_a_copy_keeps_recipes(tmp_path, monkeypatch):
     (tmp_path / "copied_sac.py").write_text((ROOT / "algos" / "sac_pmap.py").read_text())
     monkeypatch.syspath_prepend(tmp_path)
     words = ["--recipe", "crossq", "--no-tuned"]
-    original = parse(importlib.import_module("algos.sac_pmap").Args, words)
+    original = parse(importlib.import_module("pmaprl.algos.sac_pmap").Args, words)
     assert vars(parse(importlib.import_module("copied_sac").Args, words)) == vars(original)
 
 
 def test_the_header_says_where_flags_come_from():
-    args_class = importlib.import_module("algos.ppo_pmap").Args
+    args_class = importlib.import_module("pmaprl.algos.ppo_pmap").Args
     for args, told in (
         (args_class.for_env("Acrobot-v1"), "ppo_pmap.toml for Acrobot-v1; --no-tuned"),
         (args_class(env="Acrobot-v1"), "not taken"),

@@ -22,17 +22,17 @@ from benchmarks.jobs import Job, ends_with_us, make_folder, parts_of
 from benchmarks.learning import EVALUATIONS, FIRST_SEED, Choice, Goal, Task, chosen, goals_of_peer, peers, run_all
 from benchmarks.peers.starts import starts_of
 from benchmarks.records import machine_class
-from common.cli.command import main, parse
-from common.cli.device_flags import DeviceEnvArgs
-from common.cli.env_flags import steps_on_host
-from common.cli.errors import TrainingError, UsageError
-from common.cli.files import writing
-from common.cli.host_flags import HostEnvArgs
-from common.cli.run_flags import as_command_line
-from common.device.evaluation import SEED
-from common.device.programs import cache_directory
-from common.runs.directory import git_hash, write_json
-from common.runs.lock import locked
+from pmaprl.cli.command import main, parse
+from pmaprl.cli.device_flags import DeviceEnvArgs
+from pmaprl.cli.env_flags import steps_on_host
+from pmaprl.cli.errors import TrainingError, UsageError
+from pmaprl.cli.files import writing
+from pmaprl.cli.host_flags import HostEnvArgs
+from pmaprl.cli.run_flags import as_command_line
+from pmaprl.device.evaluation import SEED
+from pmaprl.device.programs import cache_directory
+from pmaprl.runs.directory import git_hash, write_json
+from pmaprl.runs.lock import locked
 
 PIP = "-m", "pip", "install", "--quiet"
 TRAINERS = Path(__file__).resolve().parent / "trainers"

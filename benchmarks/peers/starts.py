@@ -11,9 +11,9 @@ from functools import cache
 
 import numpy as np
 
-from benchmarks.jobs import ROOT, last_line
+from benchmarks.jobs import last_line
 from benchmarks.learning import peers
-from common.cli.env_flags import split_name
+from pmaprl.cli.env_flags import split_name
 
 STATES = {  # what a state of gymnasium's consists of, in its order, by the names that gymnax has for it
     "CartPole-v1": ("x", "x_dot", "theta", "theta_dot"),
@@ -45,12 +45,12 @@ def starts_of(algorithm: str, env: str, episodes: int) -> list[list[float]] | No
     if in_jax(algorithm) or not same_starts(algorithm, env):
         return None
     words = [sys.executable, "-m", "benchmarks.peers.starts", env, str(episodes)]
-    return last_line(words, {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)})
+    return last_line(words, {"JAX_PLATFORMS": "cpu"})
 
 
 def states_of(env: str, episodes: int) -> np.ndarray:
     """What `starts_of` returns, computed in this process."""
-    from common.device.evaluation import SEED, episode_keys
+    from pmaprl.device.evaluation import SEED, episode_keys
 
     suite, name = split_name(env)
     if suite == "gymnasium":  # each episode has a seed of its own
@@ -64,7 +64,7 @@ def states_of(env: str, episodes: int) -> np.ndarray:
         return np.stack(starts)
     import jax
 
-    from common.envs.registry import make
+    from pmaprl.envs.registry import make
 
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(SEED), np.arange(episodes))
     _, states = jax.vmap(make(name).reset)(jax.vmap(lambda key: episode_keys(key)[0])(keys))

@@ -81,7 +81,7 @@ def speed_of(train_all: Callable[[Any], Any], steps: int) -> dict[str, float]:
 def returns(peer: Peer, episodes: int, seed: int, state: Any) -> Any:
     """Returns [episodes] of greedy episodes of one agent, each to its end or time limit.
 
-    Their keys are those of `run_episodes` in common/device/evaluation.py, which cannot be imported here.
+    Their keys are those of `run_episodes` in common/pmaprl/device/evaluation.py, which cannot be imported here.
     """
 
     def episode(key):

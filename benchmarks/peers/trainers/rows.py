@@ -12,11 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-
-from common.cli.errors import UsageError
-from common.runs.lock import locked
-from common.runs.metrics import jsonable
+from pmaprl.cli.errors import UsageError
+from pmaprl.runs.lock import locked
+from pmaprl.runs.metrics import jsonable
 
 
 class Rows:

@@ -1,0 +1,9 @@
+"""What an algorithm's file is written with, beside its flags; `common/pmaprl/training.py` runs it."""
+
+from pmaprl import nets
+from pmaprl.device import optim
+from pmaprl.device.agents import Seen, at_start
+from pmaprl.device.interface import Flags, Now, OffPolicy, OnPolicy, Rollout, Transition
+from pmaprl.device.rollout import in_segments, side_by_side
+from pmaprl.envs.spaces import Discrete, EnvSpec, Space, flat_size
+from pmaprl.training import run_algorithm

@@ -1,0 +1,325 @@
+"""Check an environment before training on it: spaces, numbers, ends, resets, repeatability and speed.
+
+python -m pmaprl.check_env my_envs:Walk
+python -m pmaprl.check_env gymnasium:my_gym_envs:Walk-v0
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import tyro
+
+from pmaprl.cli.checks import Bounds, CountOrZero, Timeout, check_flags
+from pmaprl.cli.command import NO_DEFAULT, main, parse
+from pmaprl.cli.errors import TrainingError, UsageError, printable
+
+
+@dataclass
+class Args:
+    """Check an environment by random actions before training on it. The exit code is 1 where something is wrong."""
+
+    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV", help_behavior_hint="(required)")] = ""
+    """Environment, as behind --env of an algorithm."""
+    env_params: Annotated[str, NO_DEFAULT] = ""
+    """Change parameters of the environment, or arguments of its make: a JSON object."""
+    steps: Annotated[int, Bounds(at_least=10, at_most=10_000_000)] = 1_000
+    """Random steps of each of four environments."""
+    seed: CountOrZero = 0
+    """Seed of initial states, of chance in the environment and of actions."""
+    reset_timeout: Timeout = 120.0
+    """Seconds that making or resetting an environment on the host may take."""
+    step_timeout: Timeout = 60.0
+    """Seconds that a step of an environment on the host may take."""
+
+    def __post_init__(self):
+        check_flags(self)
+        if not self.env:
+            raise UsageError("name an environment, such as CartPole-v1, my_envs:Walk or gymnasium:CartPole-v1")
+
+
+if __name__ == "__main__":
+    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+
+import jax
+import numpy as np
+
+from pmaprl.cli.env_flags import is_custom, steps_on_host
+from pmaprl.device.devices import check_settings, start_jax
+from pmaprl.device.programs import set_up_cache
+from pmaprl.device.rollout import split_keys
+from pmaprl.drawing.pictures import fitting
+from pmaprl.envs import spaces
+from pmaprl.envs.environment import Env
+from pmaprl.envs.masks import check_parts, is_mask, legal_actions, nothing_legal
+from pmaprl.envs.ranges import are_bytes_in_bounds, are_choices, fault_in
+from pmaprl.envs.registry import make, make_host
+from pmaprl.envs.spaces import Box, EnvSpec
+from pmaprl.envs.suite_tools import place_in_code, readable_errors, reason
+
+NUM_ENVS = 4
+LARGE = 100  # beyond it networks learn badly
+SLOW_RESET = 10  # times as long as a step
+
+
+class Played(NamedTuple):
+    """Record of random actions: T steps of N environments."""
+
+    first_obs: Any  # [N, ...] at the first reset
+    obs: Any  # [T, N, ...] after each step, the last ones of episodes among them
+    reward: np.ndarray  # [T, N]
+    terminated: np.ndarray  # [T, N]
+    truncated: np.ndarray  # [T, N]
+    acting: np.ndarray  # [T, N]: whether somebody acts on the observation
+    step_seconds: float  # of a step of all environments
+    reset_seconds: float  # of a reset of all environments
+
+
+class Finding(NamedTuple):
+    """A line of the report."""
+
+    kind: str  # "ok", "note" or "wrong"
+    text: str
+
+
+def check_env(args: Args) -> list[Finding]:
+    """Check an environment, print the report and return it. Raises TrainingError where something is wrong."""
+    check_settings()
+    start_jax()
+    set_up_cache()
+    where = "host" if steps_on_host(args.env) else "device"
+    print(f"env      {printable(args.env)}, steps on the {where}")
+    spec, played, again, picture = (_play_on_host if where == "host" else _play_on_device)(args)
+    print(f"actions  {spec.action_space}")
+    for line in _describe_obs(spec, played):
+        print(f"obs      {line}")
+    findings = [*_findings(spec, played, again), *picture]
+    for kind, text in findings:
+        print(f"{kind:<8} {printable(text)}")
+    if wrong := sum(kind == "wrong" for kind, _ in findings):
+        raise TrainingError(f"{wrong} of {len(findings)} checks of {args.env} failed")
+    return findings
+
+
+# ---------------------------------------------------------------------------------------------------------------- play
+
+
+def _play_on_device(args: Args) -> tuple[EnvSpec, Played, Played, list["Finding"]]:
+    env = make(args.env, args.env_params)
+    check_parts(env)
+    reset = jax.jit(jax.vmap(env.reset))
+    step = jax.jit(jax.vmap(env.step))
+    act = jax.jit(jax.vmap(lambda key, obs: spaces.sample(key, env.action_space, legal_actions(obs))))
+    played, again = (_device_steps(args, env, reset, step, act) for _ in range(2))
+    return env.spec, played, again, list(_picture(args, env))
+
+
+def _device_steps(args: Args, env: Env, reset: Any, step: Any, act: Any) -> Played:
+    """Steps by random actions, one call each."""
+    key = jax.random.key(args.seed)
+    reset_keys = jax.random.split(jax.random.fold_in(key, 0), NUM_ENVS)
+    first, state = jax.block_until_ready(reset(reset_keys))
+    reset_seconds = _seconds(lambda: reset(reset_keys))
+    obs, steps = first, []
+    began = time.monotonic()
+    for index in range(args.steps):
+        action_keys, step_keys = split_keys(jax.random.split(jax.random.fold_in(key, 1 + index), NUM_ENVS), 2)
+        out = step(step_keys, state, act(action_keys, obs))
+        steps.append(jax.device_get((out.final_obs, out.reward, out.terminated, out.truncated)))
+        obs, state = out.obs, out.state
+        if index == 0:
+            began = time.monotonic()  # the rest is compiled
+    seconds = (time.monotonic() - began) / max(args.steps - 1, 1)
+    after, reward, terminated, truncated = jax.tree.map(lambda *x: np.stack(x), *steps)
+    return Played(
+        first_obs=jax.device_get(first),
+        obs=after,
+        reward=reward,
+        terminated=terminated,
+        truncated=truncated,
+        acting=~(terminated | truncated),
+        step_seconds=seconds,
+        reset_seconds=reset_seconds,
+    )
+
+
+def _play_on_host(args: Args) -> tuple[EnvSpec, Played, Played, list["Finding"]]:
+    played = []
+    for _ in range(2):
+        timeouts = {"reset_timeout": args.reset_timeout, "step_timeout": args.step_timeout}
+        envs = make_host(args.env, NUM_ENVS, args.seed, args.env_params, vectorization="async", **timeouts)
+        try:
+            check_parts(envs.spec)
+            with readable_errors(f"environment {args.env} cannot be stepped"):
+                played.append(_host_steps(args, envs))
+        finally:
+            envs.close()
+    return envs.spec, *played, []
+
+
+def _host_steps(args: Args, envs: Any) -> Played:
+    act = jax.jit(jax.vmap(lambda key, obs: spaces.sample(key, envs.spec.action_space, legal_actions(obs))))
+    key = jax.random.key(args.seed)
+    began = time.monotonic()
+    first = obs = envs.reset()
+    reset_seconds = time.monotonic() - began
+    steps, stepping = [], 0.0
+    for index in range(args.steps):
+        keys = jax.random.split(jax.random.fold_in(key, 1 + index), NUM_ENVS)
+        action = jax.device_get(act(keys, obs))
+        began = time.monotonic()
+        out = envs.step(action)
+        stepping += time.monotonic() - began
+        after = out.obs if out.final_obs is None else out.final_obs
+        ended = out.terminated | out.truncated
+        steps.append((after, out.reward, out.terminated & out.valid, out.truncated & out.valid, ~ended))
+        obs = out.obs
+    after, reward, terminated, truncated, acting = jax.tree.map(lambda *x: np.stack(x), *steps)
+    return Played(
+        first_obs=first,
+        obs=after,
+        reward=reward,
+        terminated=terminated,
+        truncated=truncated,
+        acting=acting,
+        step_seconds=stepping / args.steps,
+        reset_seconds=reset_seconds,
+    )
+
+
+def _seconds(function: Any) -> float:
+    began = time.monotonic()
+    jax.block_until_ready(function())
+    return time.monotonic() - began
+
+
+# -------------------------------------------------------------------------------------------------------------- report
+
+
+def _describe_obs(spec: EnvSpec, played: Played) -> Iterator[str]:
+    """A line for each part of observations: its space, and the numbers that were there."""
+    for name, leaf, dtype, x in spaces.leaves(spec.observation_space, spec.obs_dtype, played.obs):
+        space = f"{leaf} {_bounds(leaf)}" if isinstance(leaf, Box) else f"{leaf}"
+        seen = f"{np.min(x):g} to {np.max(x):g}" if np.size(x) else "nothing"
+        yield f"{name + ': ' if name else ''}{space}, {dtype}, seen {seen}"
+
+
+def _bounds(leaf: Box) -> str:
+    """The bounds of a Box in words; such as gymnasium's largest float count as none."""
+    bounded = (np.abs(leaf.low) < 1e30) & (np.abs(leaf.high) < 1e30)
+    if not bounded.any():
+        return "without bounds"
+    ends = f"{leaf.low[bounded].min():g} to {leaf.high[bounded].max():g}"
+    return ends if bounded.all() else f"{ends}, {np.sum(~bounded)} of {bounded.size} without bounds"
+
+
+def _findings(spec: EnvSpec, played: Played, again: Played) -> Iterator[Finding]:
+    yield from _numbers(spec, played)
+    yield from _ends(played)
+    yield from _repeats(played, again)
+    yield from _masks(spec, played)
+    yield from _speed(played)
+
+
+IN_SPACE = are_choices, are_bytes_in_bounds
+
+
+def _numbers(spec: EnvSpec, played: Played) -> Iterator[Finding]:
+    """Checks that numbers are finite, and within their bounds."""
+    bad = False
+    for name, leaf, x, first in spaces.leaves(spec.observation_space, played.obs, played.first_obs):
+        what = f"observations{f' {name}' if name else ''}"
+        for values, when in ((first, "at a reset"), (x, "after a step")):
+            with np.errstate(over="ignore"):
+                finite = np.isfinite(np.asarray(values).astype(np.float32)).all()  # as networks take them
+            if not finite:
+                bad = True
+                yield Finding("wrong", f"{what} are not finite {when}, or too large for float32")
+        if not isinstance(leaf, Box) or is_mask(name):
+            continue
+        low, high = np.min(x, axis=(0, 1)), np.max(x, axis=(0, 1))
+        if np.any(low < leaf.low) or np.any(high > leaf.high):
+            yield Finding("note", f"{what} leave their bounds: {np.min(low):g} to {np.max(high):g} were seen")
+        if np.all(low == high):
+            yield Finding("note", f"{what} are always the same, whatever the actions")
+        elif np.max(np.abs([low, high])) > LARGE and x.dtype != np.uint8:
+            yield Finding("note", f"{what} are large: train with --normalize-obs")
+    if fault := fault_in(played.first_obs, spec, IN_SPACE) or fault_in(played.obs, spec, IN_SPACE):
+        bad = True
+        yield Finding("wrong", fault)
+    if not np.isfinite(played.reward).all():
+        bad = True
+        yield Finding("wrong", "rewards are not finite")
+    if not bad:
+        yield Finding("ok", "all numbers are finite")
+    low, high = played.reward.min(), played.reward.max()
+    if low == high:
+        yield Finding("note", f"every reward is {low:g}")
+    else:
+        yield Finding("ok", f"rewards are {low:g} to {high:g}, {played.reward.mean():.3g} on average")
+
+
+def _ends(played: Played) -> Iterator[Finding]:
+    """Checks that episodes end."""
+    over = played.terminated | played.truncated
+    episodes, steps = int(over.sum()), over.shape[0]
+    if not episodes:
+        yield Finding("note", f"no episode ended within {steps:,} steps: --steps plays longer ones")
+        return
+    terminated = int(played.terminated.sum())
+    kinds = f"{terminated:,} terminated, {episodes - terminated:,} cut by a time limit"
+    yield Finding("ok", f"{episodes:,} episodes of {over.size / episodes:,.0f} steps on average: {kinds}")
+
+
+def _repeats(played: Played, again: Played) -> Iterator[Finding]:
+    """Checks that the seed decides everything, and that it decides something."""
+    same = jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y, equal_nan=True), played[:5], again[:5]))
+    if same:
+        yield Finding("ok", "the same seed and actions give the same episodes")
+    else:
+        yield Finding("note", "the same seed and actions give other episodes: runs on it do not repeat")
+    first = jax.tree.leaves(played.first_obs)
+    if all(np.all(x == x[:1]) for x in first):
+        yield Finding("note", "all environments begin alike, whatever their seed")
+
+
+def _masks(spec: EnvSpec, played: Played) -> Iterator[Finding]:
+    """Checks that there is a legal action wherever somebody acts."""
+    if legal_actions(played.obs, np) is None:
+        return
+    stuck = nothing_legal(played.obs, spec.action_space, np) & played.acting
+    if count := int(np.sum(stuck)):
+        yield Finding("wrong", f"the action_mask leaves no legal action where one has to act: {count:,} times")
+    else:
+        yield Finding("ok", "the action_mask leaves a legal action wherever one has to act")
+
+
+def _picture(args: Args, env: Env) -> Iterator[Finding]:
+    """Check that a `frame` of one's own gives a picture of a state."""
+    if not is_custom(args.env) or not callable(getattr(env.inner, "frame", None)):
+        return
+    state = jax.device_get(env.reset(jax.random.key(args.seed))[1])
+    try:
+        height, width, _ = np.shape(fitting(env.frame(state)))
+    except Exception as error:
+        yield Finding("wrong", f"frame shows no picture: {reason(error)}{place_in_code(error)}")
+    else:
+        yield Finding("ok", f"frame shows a picture, {height} x {width} in a GIF")
+
+
+def _speed(played: Played) -> Iterator[Finding]:
+    step = 1e3 * played.step_seconds
+    reset = 1e3 * played.reset_seconds
+    yield Finding("ok", f"a call steps {NUM_ENVS} environments in {step:.3g} ms, and resets them in {reset:.3g} ms")
+    if reset > SLOW_RESET * step and reset > 1:
+        yield Finding("note", "resets are slow: on the device --reset-pool lets many episodes share them")
+
+
+def run_command(args: Args) -> None:
+    """Run the command."""
+    check_env(args)
+
+
+if __name__ == "__main__":
+    main(run_command, ARGS)

@@ -1,0 +1,48 @@
+"""What the flags of an algorithm are written with: their types, and the flags that algorithms share.
+
+Imports nothing slow, so that --help answers at once.
+"""
+
+from pmaprl.cli.startup import imports_of_a_script
+
+with imports_of_a_script():  # most of the time until a command has read its flags
+    from pmaprl.cli.checks import (
+        AdamBeta,
+        Bounds,
+        Count,
+        CountOrZero,
+        Counts,
+        Discount,
+        Finite,
+        Fraction,
+        Layers,
+        NonNegative,
+        Positive,
+        Ratio,
+        Scale,
+        Share,
+        Steps,
+        Temperature,
+    )
+    from pmaprl.cli.command import main, parse
+    from pmaprl.cli.device_flags import DeviceReplayArgs, DeviceRolloutArgs, GameArgs
+    from pmaprl.cli.errors import UsageError
+    from pmaprl.cli.host_flags import ActorArgs, FlagsByPlace, HostReplayArgs, HostRolloutArgs
+
+
+class OnPolicyArgs(FlagsByPlace):
+    """Flags of an algorithm that learns from rollouts."""
+
+    on_device, on_host = GameArgs, HostRolloutArgs
+
+
+class RecurrentArgs(FlagsByPlace):
+    """Flags of an algorithm with memory that learns from rollouts."""
+
+    on_device, on_host = DeviceRolloutArgs, HostRolloutArgs
+
+
+class OffPolicyArgs(FlagsByPlace):
+    """Flags of an algorithm that learns from a replay buffer."""
+
+    on_device, on_host = DeviceReplayArgs, HostReplayArgs

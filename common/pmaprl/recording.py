@@ -1,0 +1,110 @@
+"""Episodes in environments on the host, of which the first one can be recorded, to be drawn.
+
+`pmaprl.play` plays them, and so does the end of a run with --gif.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import wait
+from typing import Any, NamedTuple
+
+import jax
+
+from pmaprl.actors.host_evaluation import run_host_episodes
+from pmaprl.actors.threads import POLL_INTERVAL, Worker
+from pmaprl.cli.errors import TrainingError
+from pmaprl.cli.host_flags import HostEnvArgs
+from pmaprl.device.agents import Player
+from pmaprl.device.statistics import Episodes
+from pmaprl.drawing.episodes import RecordedEnvs, Recording
+from pmaprl.envs.host import evaluation_params
+from pmaprl.envs.registry import make_host
+from pmaprl.envs.spaces import EnvSpec
+
+
+class HostPlay(NamedTuple):
+    """Environments of one kind and the episodes to play in them."""
+
+    name: str
+    env_params: str
+    num_envs: int
+    num_episodes: int
+    seed: int  # of the environments
+    vectorization: str  # that of the run; a process of its own draws nothing
+    recorded: bool  # whether the first environment's first episode is
+
+
+def play_on_host(
+    play: HostPlay,
+    worker: Worker,
+    player: Player,
+    key: jax.Array | None = None,
+    check: Callable[[EnvSpec], None] = lambda spec: None,
+) -> tuple[EnvSpec, Episodes, Recording | None]:
+    """Play episodes in new environments of this process, and close them.
+
+    Args:
+      play: what is played.
+      worker: says what goes on, for whoever watches.
+      player: acts.
+      key: that of sampled actions; None for a player without chance.
+      check: gets what the environments are, and may raise.
+
+    Returns:
+      What the environments are, all episodes, and where it is `recorded` the first one of them.
+    """
+    how = "vector" if play.vectorization == "vector" else "sync"
+    player = player._replace(act=jax.jit(player.act))
+    recorded = None
+    try:
+        with worker.doing("make"):
+            options = {"vectorization": how, "frames": play.recorded}
+            worker.envs = make_host(play.name, play.num_envs, play.seed, play.env_params, **options)
+        spec = worker.envs.spec
+        check(spec)
+        if play.recorded:
+            worker.envs = recorded = RecordedEnvs(worker.envs)
+        episodes = run_host_episodes(worker, player, play.num_episodes, key)
+    finally:
+        worker.close()
+    return spec, episodes, recorded and recorded.recording()
+
+
+def record_on_host(
+    args: HostEnvArgs, algorithm: Any, learner: Any, stopped: Callable[[], bool]
+) -> tuple[EnvSpec, Recording] | None:
+    """Record an episode of a run's evaluations, by the best actions of a `learner`, in a thread that is watched.
+
+    Args:
+      args: flags of the run.
+      algorithm: whose learner it is.
+      learner: the state of one agent.
+      stopped: whether the episode does not matter any more.
+
+    Returns:
+      What the environment is, and the episode; None where it was stopped.
+
+    Raises:
+      TrainingError: an environment does not return.
+    """
+    play = HostPlay(
+        name=args.env,
+        env_params=evaluation_params(vars(args)),
+        num_envs=1,
+        num_episodes=1,
+        seed=args.seed,
+        vectorization=args.vectorization,
+        recorded=True,
+    )
+    worker = Worker("the episode to draw")
+    player = Player.greedy(algorithm, jax.device_put(learner))
+    worker.run(lambda: play_on_host(play, worker, player))
+    while not worker.result.done():
+        if stopped():
+            worker.ended = True
+            return None
+        if flag := worker.stuck(args):
+            worker.ended = True
+            raise TrainingError(f"environment {args.env} does not return from {worker.activity.phase} ({flag})")
+        wait([worker.result], timeout=POLL_INTERVAL)
+    spec, _, recording = worker.result.result()
+    return spec, recording

@@ -1,0 +1,87 @@
+"""One process at a time in a run directory: a lock that the operating system takes back from a process that ends.
+
+The file system holds it, so over NFS it keeps out other hosts too, if NFS has locks. Imports nothing beyond the
+standard library and `common/pmaprl/cli`: peers of the benchmark live in environments of their own.
+"""
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from pmaprl.cli.errors import UsageError, shortened
+from pmaprl.cli.files import writing
+from pmaprl.cli.stored import descriptor_of, read_bytes
+
+LOCK = ".pmaprl.lock"  # a file of this name says who is there
+
+
+@contextmanager
+def locked(run_dir: Path | None) -> Iterator[None]:
+    """Keep other processes out of `run_dir`, if there is one; it is made, and removed again where it stays empty.
+
+    Raises UsageError, naming process and host, where another one is in there.
+    """
+    if run_dir is None:
+        yield
+        return
+    with writing(f"run directory {run_dir}"):
+        new = not run_dir.exists()
+        run_dir.mkdir(parents=True, exist_ok=True)
+        file = _acquire(run_dir)
+        file.truncate()
+        file.write(_holder())
+        file.flush()
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if is_ours(run_dir):  # else the directory is another run's by now
+                (run_dir / LOCK).unlink()
+                if new:
+                    run_dir.rmdir()
+        file.close()
+
+
+def is_ours(run_dir: Path) -> bool:
+    """Whether `run_dir` is still there and locked by this process, and not deleted or replaced by another run's."""
+    try:
+        return read_bytes(run_dir, LOCK).decode(errors="replace") == _holder()
+    except (OSError, UsageError):
+        return False
+
+
+def check_free(run_dir: Path) -> None:
+    """Raise UsageError where another process is in `run_dir`."""
+    with suppress(FileNotFoundError):
+        _open_locked(run_dir, os.O_RDWR).close()
+
+
+def _holder() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _acquire(run_dir: Path) -> TextIO:
+    """The lock's file, open and locked."""
+    while True:
+        file = _open_locked(run_dir, os.O_RDWR | os.O_CREAT)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.lstat(run_dir / LOCK)):
+                return file
+        file.close()  # the one that held it has deleted it in between
+
+
+def _open_locked(run_dir: Path, flags: int) -> TextIO:
+    file = os.fdopen(descriptor_of(run_dir, LOCK, flags), "r+", errors="replace")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with file:
+            holder = shortened(file.read())
+        raise UsageError(f"{run_dir} is in use by {holder}: wait until that ends, or end it") from None
+    except OSError:
+        pass  # a file system without locks
+    return file

@@ -1,0 +1,74 @@
+"""The signals that stop a run: the first SIGINT, SIGTERM or SIGHUP asks it to end, a second SIGINT ends the process."""
+
+import os
+import signal
+import threading
+from contextlib import suppress
+
+from pmaprl.device import multihost
+from pmaprl.runs.console import Console
+
+STOPPING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+PROMISE = "interrupted: ending once everything is saved; interrupt again to exit at once"
+
+
+class Interruption:
+    """Notices signals at once, even while the main thread waits for the device, where Python runs no handlers."""
+
+    def __init__(self, console: Console):
+        self.here = 0  # the number of the newest signal that this process has received
+        self._of_all = 0  # likewise of any process, once all have asked
+        self._console = console
+        self._handlers = {}  # those before
+
+    def start(self) -> None:
+        """Take over the signals; does nothing outside the main thread, where signals are the caller's business.
+
+        One that `nohup` has the process ignore stays ignored.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._previous = signal.set_wakeup_fd(self._write)
+        threading.Thread(target=self._watch, daemon=True).start()
+        for number in STOPPING:
+            if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN:
+                self._handlers[number] = signal.signal(number, lambda number, frame: None)
+
+    def stop(self) -> None:
+        """Give the signals back."""
+        if not self._handlers:
+            return
+        for number, handler in self._handlers.items():  # first: a signal in between must not be lost
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous)
+        self._handlers = {}
+        os.close(self._write)  # ends the thread
+
+    def received(self) -> int:
+        """The number of the signal, or 0. All processes have to ask at the same time."""
+        self._of_all = self._of_all or multihost.max_over_processes(self.here)
+        return self._of_all
+
+    def go_on(self) -> None:
+        """What the signal would have done, also one that has just come: raises KeyboardInterrupt, or SystemExit."""
+        number = self._of_all or self.here
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if number:
+            raise SystemExit(128 + number)
+
+    def _watch(self) -> None:
+        with suppress(OSError):
+            while received := os.read(self._read, 1):
+                number = received[0]
+                if number not in STOPPING:
+                    continue  # a signal of the program around us
+                before, self.here = self.here, number
+                if before == number == signal.SIGINT:
+                    self._console.show_cursor()
+                    os._exit(128 + number)
+                if not before:
+                    self._console.say(PROMISE)
+        os.close(self._read)

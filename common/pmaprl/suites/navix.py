@@ -1,0 +1,51 @@
+"""navix's MiniGrid worlds: `navix:Navix-DoorKey-6x6-v0`. Its `step` resets one step late, the one inside does not."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from pmaprl.cli.errors import UsageError
+from pmaprl.envs.environment import Env, Step
+from pmaprl.envs.spaces import Discrete, box
+from pmaprl.envs.suite_tools import changed_params, import_package
+from pmaprl.suites.tools.planes import planes, space_of_planes
+
+COUNTS = 11, 6, 4  # of things, colours, and states: directions of the player, and doors open, closed and locked
+SYMBOLS = "symbolic", "symbolic_first_person"  # observations that are codes [H, W, 3]
+PICTURES = "rgb", "rgb_first_person"
+
+
+def ids() -> list[str]:
+    return list(import_package("navix").registry())
+
+
+class SuiteEnv(Env):
+    """One of navix's, whose states are its time steps."""
+
+    def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
+        navix = import_package("navix")
+        known = {"max_steps": int(navix.make(env_id).max_steps), "observation": SYMBOLS[0]}
+        params = known | changed_params(name, known, env_params)
+        seen = params.pop("observation")
+        if seen not in (all_kinds := SYMBOLS + PICTURES):
+            raise UsageError(f"{name} parameter 'observation' must be one of {', '.join(all_kinds)}, got {seen!r}")
+        inner = navix.make(env_id, observation_fn=getattr(navix.observations, seen), **params)
+        self._codes, self._draw = seen in SYMBOLS, jax.jit(navix.observations.rgb)
+        shape = jax.eval_shape(inner.reset, jax.random.key(0)).observation.shape
+        observations = space_of_planes(shape, COUNTS) if self._codes else box(shape, 0.0, 255.0)
+        super().__init__(name, inner, observations, Discrete(int(inner.action_space.n)), inner.max_steps)
+
+    def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
+        step = self.inner.reset(key)
+        return self._observed(step), step
+
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
+        step = self.inner._step(state, action)
+        return Step(self._observed(step), step, step.reward, step.is_termination(), step.is_truncation())
+
+    def frame(self, state: Any) -> np.ndarray:
+        return np.asarray(self._draw(state.state))
+
+    def _observed(self, step: Any) -> jax.Array:
+        return planes(step.observation, COUNTS) if self._codes else step.observation

@@ -1,4 +1,5 @@
-"""Asynchronous PPO and IMPALA (Espeholt et al. 2018) for environments on the host; docs/appo.md explains this file.
+"""Asynchronous PPO and IMPALA (Espeholt et al. 2018) for environments on the host; docs/appo.md
+explains this file.
 
 python algos/appo_pmap.py --env envpool:CartPole-v1
 python algos/appo_pmap.py --help
@@ -64,7 +65,9 @@ class Args(ActorArgs):
 
     # loss
     loss: Literal["appo", "impala"] = "appo"
-    """Policy loss: PPO's clipped ratio, or IMPALA's policy gradient with clipped importance weights."""
+    """Policy loss: PPO's clipped ratio, or IMPALA's policy gradient with clipped importance
+    weights.
+    """
     clip_eps: Positive = 0.2
     """Clipping range of the probability ratio of --loss appo."""
     clip_mode: Literal["ppo", "symmetric"] = "ppo"
@@ -80,9 +83,13 @@ class Args(ActorArgs):
     ent_coef: NonNegative = 0.01
     """Initial entropy coefficient, the weight of the exploration loss."""
     ent_fraction: Fraction = 0.0
-    """Fraction of the run over which the entropy coefficient decays linearly to zero; 0: constant."""
+    """Fraction of the run over which the entropy coefficient decays linearly to zero; 0:
+    constant.
+    """
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
-    """Exploration loss: the policy's entropy, or its symmetric KL to the uniform policy (not for Box actions)."""
+    """Exploration loss: the policy's entropy, or its symmetric KL to the uniform policy (not for
+    Box actions).
+    """
 
     # normalisation
     norm_adv: bool = True
@@ -105,18 +112,23 @@ class Args(ActorArgs):
     """Image encoder: small (a 3 x 3 convolution with 16 channels), nature (the Nature DQN network),
     impala (IMPALA's ResNet) or flat (none)."""
     rnn: Literal["none", "gru", "lstm"] = "none"
-    """Recurrent cells behind the hidden layers; actors carry their state from rollout to rollout."""
+    """Recurrent cells behind the hidden layers; actors carry their state from rollout to
+    rollout.
+    """
     rnn_size: Count = 128
     """Width of the recurrent layers."""
     rnn_layers: Layers = 1
     """Number of recurrent layers."""
     rnn_span: CountOrZero = 128
-    """Longest time scale of the recurrent cells at initialisation, in steps (chrono initialisation, Tallec and Ollivier
-    2018); 0: 2 steps for all."""
+    """Longest time scale of the recurrent cells at initialisation, in steps (chrono initialisation,
+    Tallec and Ollivier 2018); 0: 2 steps for all.
+    """
 
     @property
     def samples_per_env(self) -> int:
-        """Parts of a rollout of an environment that minibatches may get: its steps, or with memory all in one."""
+        """Parts of a rollout of an environment that minibatches may get: its steps, or with memory
+        all in one.
+        """
         return self.num_steps if self.rnn == "none" else 1
 
     def sizes(self, num_devices: int) -> list[str]:
@@ -138,13 +150,27 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from pmaprl.algorithm import EnvSpec, Flags, Now, OnPolicy, Rollout, Seen, Space, nets, optim, run_algorithm
+from pmaprl.algorithm import (
+    EnvSpec,
+    Flags,
+    Now,
+    OnPolicy,
+    Rollout,
+    Seen,
+    Space,
+    nets,
+    optim,
+    run_algorithm,
+)
 
-# ---------------------------------------------------------------------------------------------------------- networks
+# --------------------------------------------------------------------------------------------------
+# networks
 
 
 class Network(nn.Module):
-    """Policies, distributions over actions, and values [T, N] of observations, and the memories after them."""
+    """Policies, distributions over actions, and values [T, N] of observations, and the memories
+    after them.
+    """
 
     args: Args
     obs_space: Space
@@ -156,7 +182,8 @@ class Network(nn.Module):
         layers = partial(nets.Recurrent, args.rnn, args.rnn_size, args.rnn_span, args.dtype)
         x = nets.Torso.of(args, nets.without_privileged(self.obs_space), name="torso")(obs)
         x, of_policy = layers(name="memory")(x, first, memory.policy)
-        y, of_value = x, ()
+        y = x
+        of_value = ()
         if not args.share_torso:
             y = nets.Torso.of(args, self.obs_space, name="value_torso")(obs)
             y, of_value = layers(name="value_memory")(y, first, memory.value)
@@ -165,7 +192,8 @@ class Network(nn.Module):
         return policy, value, Memory(of_policy, of_value)
 
 
-# ----------------------------------------------------------------------------------------------------------- records
+# --------------------------------------------------------------------------------------------------
+# records
 
 
 class Learner(struct.PyTreeNode):
@@ -185,7 +213,9 @@ class Memory(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the losses need of each sample, [1, T * N, ...], or with memory of whole sequences [T, N, ...]."""
+    """What the losses need of each sample, [1, T * N, ...], or with memory of whole sequences [T,
+    N, ...].
+    """
 
     obs: jax.Array  # as the network sees it
     first: jax.Array  # bool: an episode begins here
@@ -198,14 +228,17 @@ class Batch(NamedTuple):
     weight: jax.Array  # 1 for steps to learn from, else 0
 
 
-# ------------------------------------------------------------------------------------------------------------- maths
+# --------------------------------------------------------------------------------------------------
+# maths
 
 
-def gae(reward, value, next_value, terminated, truncated, gamma: float, gae_lambda: float) -> jax.Array:
+def gae(
+    reward, value, next_value, terminated, truncated, gamma: float, gae_lambda: float
+) -> jax.Array:
     """Advantages [T, N] by generalized advantage estimation (Schulman et al. 2016, eq. 16).
 
-    `next_value` is that of the next observation, where the episode was truncated of its last one. Termination drops the
-    bootstrap value; termination and truncation both stop the sum.
+    `next_value` is that of the next observation, where the episode was truncated of its last one.
+    Termination drops the bootstrap value; termination and truncation both stop the sum.
     """
     delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
     decay = gamma * gae_lambda * (1.0 - (terminated | truncated))
@@ -223,10 +256,11 @@ def vtrace(
 ) -> tuple[jax.Array, jax.Array]:
     """Value targets and advantages [T, N] by V-trace (Espeholt et al. 2018, eq. 1 and section 4.2).
 
-    `log_rho` is the log-probability of each action now, minus that when it was taken; the rest is as for `gae`. The
-    advantage comes without the importance weight of its own action.
+    `log_rho` is the log-probability of each action now, minus that when it was taken; the rest is
+    as for `gae`. The advantage comes without the importance weight of its own action.
     """
-    rho, done = jnp.exp(log_rho), terminated | truncated
+    rho = jnp.exp(log_rho)
+    done = terminated | truncated
     next_value = jnp.where(terminated, 0.0, next_value)
     delta = jnp.minimum(rho, rho_clip) * (reward + gamma * next_value - value)
     decay = gamma * lambda_ * jnp.minimum(rho, c_clip) * (1.0 - done)
@@ -238,7 +272,9 @@ def vtrace(
 
     correction = jax.lax.scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
     # Beyond an end, and beyond the last step, nothing corrects the next value.
-    next_correction = jnp.concatenate([correction[1:], jnp.zeros_like(correction[:1])]) * (1.0 - done)
+    next_correction = jnp.concatenate([correction[1:], jnp.zeros_like(correction[:1])]) * (
+        1.0 - done
+    )
     advantage = reward + gamma * (next_value + lambda_ * next_correction) - value
     return value + correction, advantage
 
@@ -254,7 +290,9 @@ def policy_loss(ratio, advantage, bounds) -> jax.Array:
 
 
 def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
-    """Half the squared error of each sample; with `clip_eps` the larger of it and of that after a clipped change."""
+    """Half the squared error of each sample; with `clip_eps` the larger of it and of that after a
+    clipped change.
+    """
     error = jnp.square(value - target)
     if clip_eps is not None:
         clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
@@ -267,13 +305,22 @@ def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, clamp: float) -> jax
     return jnp.clip(log_prob - old_log_prob, -math.log(clamp), math.log(clamp))
 
 
-def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags) -> tuple[jax.Array, optim.Metrics]:
-    """Policy, value and exploration losses of samples [B, ...], means over the steps that count, and metrics."""
-    mean, log_prob = partial(optim.weighted_mean, batch.weight), policy.log_prob(batch.action)
+def loss(
+    policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags
+) -> tuple[jax.Array, optim.Metrics]:
+    """Policy, value and exploration losses of samples [B, ...], means over the steps that count,
+    and metrics.
+    """
+    mean = partial(optim.weighted_mean, batch.weight)
+    log_prob = policy.log_prob(batch.action)
     clamped = log_ratio(log_prob, batch.log_prob, hp.ratio_clamp)
-    ratio, entropy = jnp.exp(clamped), mean(policy.entropy())
-    advantage = optim.standardize(batch.advantage, weight=batch.weight) if hp.norm_adv else batch.advantage
-    bounds, clip_value = ratio_bounds(hp.clip_eps, hp.clip_mode), hp.clip_eps if hp.clip_vloss else None
+    ratio = jnp.exp(clamped)
+    entropy = mean(policy.entropy())
+    advantage = (
+        optim.standardize(batch.advantage, weight=batch.weight) if hp.norm_adv else batch.advantage
+    )
+    bounds = ratio_bounds(hp.clip_eps, hp.clip_mode)
+    clip_value = hp.clip_eps if hp.clip_vloss else None
     symmetric_kl = hp.exploration_loss == "symmetric-kl"
     losses = {
         "loss/policy": mean(policy_loss(ratio, advantage, bounds)),
@@ -283,7 +330,11 @@ def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags) -
     if hp.loss == "impala":
         weight = jax.lax.stop_gradient(jnp.minimum(ratio, hp.pg_rho_clip))
         losses["loss/policy"] = -mean(weight * advantage * log_prob)
-    total = losses["loss/policy"] + hp.vf_coef * losses["loss/value"] + hp.ent_coef * losses["loss/exploration"]
+    total = (
+        losses["loss/policy"]
+        + hp.vf_coef * losses["loss/value"]
+        + hp.ent_coef * losses["loss/exploration"]
+    )
     return total, losses | {
         "loss/total": total,
         "policy/entropy": entropy,
@@ -292,33 +343,47 @@ def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags) -
     }
 
 
-# --------------------------------------------------------------------------------------------------------- algorithm
+# --------------------------------------------------------------------------------------------------
+# algorithm
 
 
 def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
     """APPO for `env` as pure functions of one agent on one device."""
     network = Network(args, env.observation_space, env.action_space)
 
-    def explore(learner: Learner, seen: Seen, memory: Memory, noise: jax.Array) -> tuple[jax.Array, jax.Array, Memory]:
-        """Actions [N, ...] of an actor's environments, their log-probabilities [N], and the memory after them."""
+    def explore(
+        learner: Learner, seen: Seen, memory: Memory, noise: jax.Array
+    ) -> tuple[jax.Array, jax.Array, Memory]:
+        """Actions [N, ...] of an actor's environments, their log-probabilities [N], and the memory
+        after them.
+        """
         policy, _, memory = step_network(learner, seen.obs, seen.first, memory)
         action = policy.sample(noise)
         return action, policy.log_prob(action), memory
 
     def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, optim.Metrics]:
-        """Learn from this device's share of some rollouts: estimate advantages, correct for the lag, learn."""
+        """Learn from this device's share of some rollouts: estimate advantages, correct for the
+        lag, learn.
+        """
         batch, estimate_metrics = estimate(learner, rollout, now)
         learner, batch = nets.popart(learner, batch, batch.weight > 0)
         learner, learn_metrics = learn(learner, batch, now)
-        learner = learner.replace(obs_stats=nets.update_stats(learner.obs_stats, rollout.obs, rollout.valid))
+        learner = learner.replace(
+            obs_stats=nets.update_stats(learner.obs_stats, rollout.obs, rollout.valid)
+        )
         return learner, estimate_metrics | learn_metrics
 
     def estimate(learner: Learner, rollout: Rollout, now: Now) -> tuple[Batch, optim.Metrics]:
-        """Values, advantages and targets in units of the rewards, as samples, and metrics of them."""
-        # As in the loss: with one gradient step per update both passes are the same, and compiled into one.
+        """Values, advantages and targets in units of the rewards, as samples, and metrics of
+        them.
+        """
+        # As in the loss: with one gradient step per update both passes are the same, and compiled
+        # into one.
         inputs = as_samples((nets.normalize(learner.obs_stats, rollout.obs), rollout.seen.first))
         outcome = network.apply(learner.params, *inputs, rollout.memory)
-        policy, value, memory = jax.tree.map(lambda x: x.reshape(*rollout.reward.shape, *x.shape[2:]), outcome)
+        policy, value, memory = jax.tree.map(
+            lambda x: x.reshape(*rollout.reward.shape, *x.shape[2:]), outcome
+        )
         value = nets.denormalize(learner.return_stats, value)  # [T, N]
         last = rollout.last.obs, rollout.last.first, jax.tree.map(lambda x: x[-1], memory)
         final = rollout.final_obs, jnp.zeros_like(rollout.terminated), memory
@@ -331,26 +396,42 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
             target = value + advantage
         else:
             target, advantage = vtrace(log_rho, *common, args.rho_clip, args.c_clip)
-        fresh = now.updates - rollout.version <= args.max_policy_lag if args.max_policy_lag else True
+        fresh = (
+            now.updates - rollout.version <= args.max_policy_lag if args.max_policy_lag else True
+        )
         weight = (rollout.valid & fresh).astype(jnp.float32)
         samples = as_samples((rollout.action, rollout.extras, value, advantage, target, weight))
         mean = partial(optim.weighted_mean, weight)
-        metrics = {"value/mean": mean(value), "value/target": mean(target), "policy/rho": mean(jnp.exp(log_rho))}
+        metrics = {
+            "value/mean": mean(value),
+            "value/target": mean(target),
+            "policy/rho": mean(jnp.exp(log_rho)),
+        }
         memory = jax.tree.map(lambda x: x[None], rollout.memory)
         return Batch(*inputs, memory, *samples), optim.mean_over_devices(metrics)
 
     def as_samples(tree: Any) -> Any:
-        """Arrays [T, N, ...] with samples along the second axis: every step is one, or with memory every sequence."""
-        return tree if args.rnn != "none" else jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), tree)
+        """Arrays [T, N, ...] with samples along the second axis: every step is one, or with memory
+        every sequence.
+        """
+        return (
+            tree
+            if args.rnn != "none"
+            else jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), tree)
+        )
 
     def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, optim.Metrics]:
         """Epochs of minibatch gradient steps."""
-        hp, minibatches = now.hp, now.minibatches(args.num_epochs, args.num_minibatches)  # [E, M, B]
+        hp = now.hp  # [E, M, B]
+        minibatches = now.minibatches(args.num_epochs, args.num_minibatches)
 
         def step(carry, indices):
             params, opt_state = carry
-            minibatch = batch if args.num_minibatches == 1 else jax.tree.map(lambda x: x[:, indices], batch)
-            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hp)  # over all devices
+            minibatch = (
+                batch if args.num_minibatches == 1 else jax.tree.map(lambda x: x[:, indices], batch)
+            )
+            # Over all devices
+            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hp)
             params, opt_state = optim.adam_step(params, grads, opt_state, hp)
             return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
 
@@ -359,19 +440,26 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
             (params, opt_state), metrics = step(start, minibatches[0, 0])
         else:
             (params, opt_state), metrics = optim.run_epochs(step, start, minibatches)
-        # KL after the update, on the first minibatch of the last epoch; XLA drops the unused rest of the loss
+        # KL after the update, on the first minibatch of the last epoch; XLA drops the unused rest
+        # of the loss
         after = loss_of(params, jax.tree.map(lambda x: x[:, minibatches[-1, 0]], batch), hp)[1]
         kl = optim.mean_over_devices(after["policy/approx_kl"])
-        learner = learner.replace(params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hp))
+        learner = learner.replace(
+            params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hp)
+        )
         return learner, metrics | {"policy/approx_kl": kl}
 
     def loss_of(params: Any, batch: Batch, hp: Flags) -> tuple[jax.Array, optim.Metrics]:
         """The loss of a minibatch [B, ...], and metrics."""
-        policy, value, _ = network.apply(params, batch.obs, batch.first, jax.tree.map(lambda x: x[0], batch.memory))
+        policy, value, _ = network.apply(
+            params, batch.obs, batch.first, jax.tree.map(lambda x: x[0], batch.memory)
+        )
         return loss(policy, value, batch, hp)
 
     def step_network(learner: Learner, obs: jax.Array, first: jax.Array, memory: Memory):
-        """Policy and value, in the network's units, for raw observations [N, ...], and the memory after them."""
+        """Policy and value, in the network's units, for raw observations [N, ...], and the memory
+        after them.
+        """
         inputs = jax.tree.map(lambda x: x[None], (nets.normalize(learner.obs_stats, obs), first))
         return jax.tree.map(lambda x: x[0], network.apply(learner.params, *inputs, memory))
 
@@ -387,7 +475,9 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
         return memory if args.share_torso else memory._replace(value=memory.policy)
 
     def init(key: jax.Array, hp: Flags) -> Learner:
-        params = network.init(key, env.example_obs(1, 1), jnp.ones((1, 1), bool), with_values(new_memory(1)))
+        params = network.init(
+            key, env.example_obs(1, 1), jnp.ones((1, 1), bool), with_values(new_memory(1))
+        )
         return Learner(
             params=params,
             opt_state=optim.adam_init(params, hp),
@@ -395,12 +485,26 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
             return_stats=nets.running_stats((), on=args.normalize_returns),
         )
 
-    def act(learner: Learner, seen: Seen, memory: Memory, key: jax.Array | None = None) -> tuple[jax.Array, Memory]:
-        """Actions [B, ...] for what is seen [B, ...], sampled with a key, else the most likely ones; and the memory."""
-        policy, _, memory = step_network(learner, seen.obs, seen.first, with_values(memory))  # its values are dropped
-        return policy.mode() if key is None else policy.sample_with_key(key), memory._replace(value=())
+    def act(
+        learner: Learner, seen: Seen, memory: Memory, key: jax.Array | None = None
+    ) -> tuple[jax.Array, Memory]:
+        """Actions [B, ...] for what is seen [B, ...], sampled with a key, else the most likely
+        ones; and the memory.
+        """
+        # Its values are dropped
+        policy, _, memory = step_network(learner, seen.obs, seen.first, with_values(memory))
+        return policy.mode() if key is None else policy.sample_with_key(key), memory._replace(
+            value=()
+        )
 
-    return OnPolicy(init, explore, update, act, new_memory, lambda count: with_values(new_memory(count)))
+    return OnPolicy(
+        init=init,
+        explore=explore,
+        update=update,
+        act=act,
+        initial_memory=new_memory,
+        training_memory=lambda count: with_values(new_memory(count)),
+    )
 
 
 make_algorithm = make_appo  # the name by which `load_policy` knows it

@@ -1,4 +1,5 @@
-"""DQN (Mnih et al. 2015) and its successors, data-parallel over every device; docs/dqn.md explains this file.
+"""DQN (Mnih et al. 2015) and its successors, data-parallel over every device; docs/dqn.md explains
+this file.
 
 python algos/dqn_pmap.py --env CartPole-v1
 python algos/dqn_pmap.py --help
@@ -73,7 +74,9 @@ class Args(OffPolicyArgs):
     """Use the Huber loss, linear for errors above 1, in place of half the squared error; it suits
     rewards within -1 .. 1."""
     n_steps: Count = 3
-    """Steps of n-step returns; fewer where an episode ends, and on the host where a rollout does."""
+    """Steps of n-step returns; fewer where an episode ends, and on the host where a rollout
+    does.
+    """
     distribution: Literal["none", "c51", "qr"] = "none"
     """Distribution of returns to learn: none (their mean alone), c51 (categorical) or qr
     (quantiles)."""
@@ -108,9 +111,13 @@ class Args(OffPolicyArgs):
         self.check_needed("huber", "distribution", "none")
         if self.distribution == "c51" and (self.v_min >= self.v_max or self.num_atoms == 1):
             atoms = f"{self.num_atoms} from {self.v_min} to {self.v_max}"
-            raise UsageError(f"c51 needs two --num-atoms or more, from --v-min up to --v-max, got {atoms}")
+            raise UsageError(
+                f"c51 needs two --num-atoms or more, from --v-min up to --v-max, got {atoms}"
+            )
         if self.distribution == "c51":
-            self.check_atoms(self.v_min, self.v_max, self.num_atoms, "--v-min, --v-max and --num-atoms")
+            self.check_atoms(
+                self.v_min, self.v_max, self.num_atoms, "--v-min, --v-max and --num-atoms"
+            )
 
 
 if __name__ == "__main__":
@@ -124,11 +131,14 @@ from flax import struct
 
 from pmaprl.algorithm import EnvSpec, Flags, Now, OffPolicy, Transition, nets, optim, run_algorithm
 
-# ---------------------------------------------------------------------------------------------------------- networks
+# --------------------------------------------------------------------------------------------------
+# networks
 
 
 class QNetwork(nn.Module):
-    """The return of every action, [B, n, Z]: its mean (Z = 1), logits of its atoms (c51), or its quantiles (qr)."""
+    """The return of every action, [B, n, Z]: its mean (Z = 1), logits of its atoms (c51), or its
+    quantiles (qr).
+    """
 
     args: Args
     env: EnvSpec
@@ -147,7 +157,8 @@ class QNetwork(nn.Module):
         return nn.DenseGeneral((count, num_outputs(self.args)), dot_general=product, name=name)
 
 
-# ----------------------------------------------------------------------------------------------------------- records
+# --------------------------------------------------------------------------------------------------
+# records
 
 
 class Learner(struct.PyTreeNode):
@@ -160,7 +171,8 @@ class Learner(struct.PyTreeNode):
     epsilon: jax.Array  # [] share of random actions
 
 
-# ------------------------------------------------------------------------------------------------------------- maths
+# --------------------------------------------------------------------------------------------------
+# maths
 
 
 def num_outputs(args: Args) -> int:
@@ -175,8 +187,12 @@ def q_values(output: jax.Array, args: Args) -> jax.Array:
     return jnp.mean(output, axis=-1)
 
 
-def loss(output: jax.Array, next_output: jax.Array, reward: jax.Array, discount: jax.Array, args: Args) -> jax.Array:
-    """Loss [B] of what the network has for actions [B, Z], at `reward` + `discount` [B] times what follows, [B, Z]."""
+def loss(
+    output: jax.Array, next_output: jax.Array, reward: jax.Array, discount: jax.Array, args: Args
+) -> jax.Array:
+    """Loss [B] of what the network has for actions [B, Z], at `reward` + `discount` [B] times what
+    follows, [B, Z].
+    """
     if args.distribution == "c51":
         q, next_q = (nets.Returns.of(x, args.v_min, args.v_max) for x in (output, next_output))
         return q.error(next_q.replace(atoms=reward[:, None] + discount[:, None] * next_q.atoms))
@@ -186,25 +202,34 @@ def loss(output: jax.Array, next_output: jax.Array, reward: jax.Array, discount:
     return (optax.huber_loss if args.huber else optax.l2_loss)(output, target)[:, 0]
 
 
-def outside(next_output: jax.Array, reward: jax.Array, discount: jax.Array, args: Args) -> jax.Array:
-    """Share [B] of the returns that c51 learns from which is beyond --v-min .. --v-max, with arguments of `loss`."""
+def outside(
+    next_output: jax.Array, reward: jax.Array, discount: jax.Array, args: Args
+) -> jax.Array:
+    """Share [B] of the returns that c51 learns from which is beyond --v-min .. --v-max, with
+    arguments of `loss`.
+    """
     following = nets.Returns.of(next_output, args.v_min, args.v_max)
     return following.replace(atoms=reward[:, None] + discount[:, None] * following.atoms).outside()
 
 
 def quantile_huber(quantiles: jax.Array, returns: jax.Array) -> jax.Array:
-    """Loss [B] of `quantiles` [B, Z] at the returns [B, Z] (Dabney et al. 2018, eq. 10, kappa = 1)."""
+    """Loss [B] of `quantiles` [B, Z] at the returns [B, Z] (Dabney et al. 2018, eq. 10, kappa =
+    1).
+    """
     middle = (jnp.arange(quantiles.shape[-1]) + 0.5) / quantiles.shape[-1]
     error = returns[:, None, :] - quantiles[:, :, None]  # [B, Z, Z]
     weight = jnp.abs(middle[:, None] - (error < 0))
     return jnp.sum(jnp.mean(weight * optax.huber_loss(error), axis=-1), axis=-1)
 
 
-# --------------------------------------------------------------------------------------------------------- algorithm
+# --------------------------------------------------------------------------------------------------
+# algorithm
 
 
 def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
-    """DQN for `env` as pure functions of one agent on one device. Raises UsageError where actions are not Discrete."""
+    """DQN for `env` as pure functions of one agent on one device. Raises UsageError where actions
+    are not Discrete.
+    """
     nets.check_discrete(env, "algos/sac_pmap.py for a Box, algos/ppo_pmap.py for others")
     network = QNetwork(args, env)
     is_c51 = args.distribution == "c51"
@@ -217,15 +242,25 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
         """One gradient step of the Q network and, where it is due, one of the target network."""
         obs, next_obs = (nets.normalize(learner.obs_stats, x) for x in (batch.obs, batch.next_obs))
         batch = batch._replace(obs=obs, next_obs=next_obs)
-        grads, metrics = optim.mean_gradients(loss_of)(learner.params, learner.target_params, batch, now.hp)
+        grads, metrics = optim.mean_gradients(loss_of)(
+            learner.params, learner.target_params, batch, now.hp
+        )
         params, opt_state = optim.adam_step(learner.params, grads, learner.opt_state, now.hp)
         tau = jnp.where(now.updates % args.target_frequency == 0, now.hp.tau, 0.0)
-        target_params = jax.tree.map(lambda old, new: (1 - tau) * old + tau * new, learner.target_params, params)
+        target_params = jax.tree.map(
+            lambda old, new: (1 - tau) * old + tau * new, learner.target_params, params
+        )
         learner = learner.replace(params=params, target_params=target_params, opt_state=opt_state)
-        return learner.replace(epsilon=now.hp.epsilon), metrics | {"grad/norm": optim.global_norm(grads)}
+        return learner.replace(epsilon=now.hp.epsilon), metrics | {
+            "grad/norm": optim.global_norm(grads)
+        }
 
-    def loss_of(params: Any, target_params: Any, batch: Transition, hp: Flags) -> tuple[jax.Array, optim.Metrics]:
-        """The loss of a batch, and metrics. Targets come from `target_params`: no gradient goes through them."""
+    def loss_of(
+        params: Any, target_params: Any, batch: Transition, hp: Flags
+    ) -> tuple[jax.Array, optim.Metrics]:
+        """The loss of a batch, and metrics. Targets come from `target_params`: no gradient goes
+        through them.
+        """
         output = of_action(network.apply(params, batch.obs), batch.action)  # [B, Z]
         next_output = network.apply(target_params, batch.next_obs)  # [B, n, Z]
         chooses = network.apply(params, batch.next_obs) if args.double else next_output
@@ -242,13 +277,17 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
         """[B, Z] of [B, n, Z]: those of the actions [B]."""
         return jnp.take_along_axis(output, action[:, None, None], axis=1)[:, 0]
 
-    def policy_of(learner: Learner, obs: jax.Array, epsilon: float | jax.Array) -> nets.Categoricals:
+    def policy_of(
+        learner: Learner, obs: jax.Array, epsilon: float | jax.Array
+    ) -> nets.Categoricals:
         """The epsilon-greedy policy for raw observations."""
         obs = nets.normalize(learner.obs_stats, obs)
         return nets.epsilon_greedy(q_values(network.apply(learner.params, obs), args), epsilon, obs)
 
     def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
-        """The learner after transitions [T, N, ...] were stored, those that are `valid` [T, N] if that is given."""
+        """The learner after transitions [T, N, ...] were stored, those that are `valid` [T, N] if
+        that is given.
+        """
         return learner.replace(obs_stats=nets.update_stats(learner.obs_stats, new.obs, valid))
 
     def init(key: jax.Array, hp: Flags) -> Learner:
@@ -262,20 +301,26 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
         )
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Actions [B] for raw observations [B, ...]: epsilon-greedy ones with a key, else the best ones."""
+        """Actions [B] for raw observations [B, ...]: epsilon-greedy ones with a key, else the best
+        ones.
+        """
         policy = policy_of(learner, obs, args.epsilon_end)
         return policy.mode() if key is None else policy.sample_with_key(key)
 
     support = f"--v-min {args.v_min:g} .. --v-max {args.v_max:g}"
     cautions = nets.caution_of_support(support) if is_c51 else {}
-    return OffPolicy(init, explore, update, act, observe, cautions=cautions)
+    return OffPolicy(
+        init=init, explore=explore, update=update, act=act, observe=observe, cautions=cautions
+    )
 
 
 make_algorithm = make_dqn  # the name by which `load_policy` knows it
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
-    """Train as the command line does, also on an environment object or with a callback; see `run_algorithm`."""
+    """Train as the command line does, also on an environment object or with a callback; see
+    `run_algorithm`.
+    """
     return run_algorithm(args, __file__, make_dqn, env, callback)
 
 

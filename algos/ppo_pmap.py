@@ -1,4 +1,5 @@
-"""Proximal Policy Optimization (Schulman et al. 2017), data-parallel over every device; docs/ppo.md explains this file.
+"""Proximal Policy Optimization (Schulman et al. 2017), data-parallel over every device; docs/ppo.md
+explains this file.
 
 python algos/ppo_pmap.py --env CartPole-v1
 python algos/ppo_pmap.py --help
@@ -8,7 +9,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from pmaprl.flags import AdamBeta, Count, Counts, Discount, Fraction, NonNegative, OnPolicyArgs, Positive, main, parse
+from pmaprl.flags import (
+    AdamBeta,
+    Count,
+    Counts,
+    Discount,
+    Fraction,
+    NonNegative,
+    OnPolicyArgs,
+    Positive,
+    main,
+    parse,
+)
 
 
 @dataclass(kw_only=True)
@@ -36,7 +48,9 @@ class Args(OnPolicyArgs):
     learning_rate: Positive = 1e-3
     """Initial learning rate of Adam."""
     lr_schedule: Literal["linear", "constant", "kl-adaptive"] = "linear"
-    """Learning rate over the run: linear to zero, constant, or adapted so that an update's KL is near --desired-kl."""
+    """Learning rate over the run: linear to zero, constant, or adapted so that an update's KL is
+    near --desired-kl.
+    """
     desired_kl: Positive = 0.01
     """KL divergence of an update that --lr-schedule kl-adaptive aims at."""
     target_kl: NonNegative = 0.0
@@ -60,9 +74,13 @@ class Args(OnPolicyArgs):
     ent_coef: NonNegative = 0.01
     """Initial entropy coefficient, the weight of the exploration loss."""
     ent_fraction: Fraction = 0.0
-    """Fraction of the run over which the entropy coefficient decays linearly to zero; 0: constant."""
+    """Fraction of the run over which the entropy coefficient decays linearly to zero; 0:
+    constant.
+    """
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
-    """Exploration loss: the policy's entropy, or its symmetric KL to the uniform policy (not for Box actions)."""
+    """Exploration loss: the policy's entropy, or its symmetric KL to the uniform policy (not for
+    Box actions).
+    """
 
     # normalisation
     norm_adv: bool = True
@@ -96,7 +114,8 @@ from flax import struct
 
 from pmaprl.algorithm import EnvSpec, Flags, Now, OnPolicy, Rollout, nets, optim, run_algorithm
 
-# ---------------------------------------------------------------------------------------------------------- networks
+# --------------------------------------------------------------------------------------------------
+# networks
 
 
 class Actor(nn.Module):
@@ -108,7 +127,8 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[nets.Distribution, jax.Array]:
         x = nets.Torso.of(self.args, nets.without_privileged(self.env.observation_space))(obs)
-        return nets.PolicyHead(self.env.action_space)(x, obs), x  # obs has the action mask, if there is one
+        # Obs has the action mask, if there is one
+        return nets.PolicyHead(self.env.action_space)(x, obs), x
 
 
 class Critic(nn.Module):
@@ -120,10 +140,12 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x if self.args.share_torso else nets.Torso.of(self.args, self.env.observation_space)(x)
-        return nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0]  # [B]; PopArt rescales "value"
+        # [B]; PopArt rescales "value"
+        return nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0]
 
 
-# ----------------------------------------------------------------------------------------------------------- records
+# --------------------------------------------------------------------------------------------------
+# records
 
 
 class Params(NamedTuple):
@@ -146,20 +168,25 @@ class Batch(NamedTuple):
     obs: jax.Array  # as the networks take it
     action: jax.Array
     log_prob: jax.Array
-    value: jax.Array  # this and the next two in units of the rewards; `popart` converts them to the critic's
+    # This and the next two in units of the rewards; `popart` converts them to the critic's
+    value: jax.Array
     advantage: jax.Array
     target: jax.Array
-    own: jax.Array | None  # bool [..., A]: components of the action that this policy chose, in a team; None: all
+    # Bool [..., A]: components of the action that this policy chose, in a team; None: all
+    own: jax.Array | None
 
 
-# ------------------------------------------------------------------------------------------------------------- maths
+# --------------------------------------------------------------------------------------------------
+# maths
 
 
-def gae(reward, value, next_value, terminated, truncated, gamma: float, gae_lambda: float) -> jax.Array:
+def gae(
+    reward, value, next_value, terminated, truncated, gamma: float, gae_lambda: float
+) -> jax.Array:
     """Advantages [T, N] by generalized advantage estimation (Schulman et al. 2016, eq. 16).
 
-    `next_value` is that of the next observation, where the episode was truncated of its last one. Termination drops the
-    bootstrap value; termination and truncation both stop the sum.
+    `next_value` is that of the next observation, where the episode was truncated of its last one.
+    Termination drops the bootstrap value; termination and truncation both stop the sum.
     """
     delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
     decay = gamma * gae_lambda * (1.0 - (terminated | truncated))
@@ -183,7 +210,9 @@ def policy_loss(ratio, advantage, bounds) -> jax.Array:
 
 
 def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
-    """Half the squared error of each sample; with `clip_eps` the larger of it and of that after a clipped change."""
+    """Half the squared error of each sample; with `clip_eps` the larger of it and of that after a
+    clipped change.
+    """
     error = jnp.square(value - target)
     if clip_eps is not None:
         clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
@@ -191,12 +220,18 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
     return 0.5 * error
 
 
-def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags) -> tuple[jax.Array, optim.Metrics]:
-    """Policy, value and exploration losses of samples [B, ...] (Schulman et al. 2017, eq. 9), and metrics."""
+def loss(
+    policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags
+) -> tuple[jax.Array, optim.Metrics]:
+    """Policy, value and exploration losses of samples [B, ...] (Schulman et al. 2017, eq. 9), and
+    metrics.
+    """
     policy = nets.only_components(policy, batch.own)
     log_ratio = policy.log_prob(batch.action) - batch.log_prob
-    ratio, entropy = jnp.exp(log_ratio), policy.entropy()
-    bounds, clip_value = ratio_bounds(hp.clip_eps, hp.clip_mode), hp.clip_eps if hp.clip_vloss else None
+    ratio = jnp.exp(log_ratio)
+    entropy = policy.entropy()
+    bounds = ratio_bounds(hp.clip_eps, hp.clip_mode)
+    clip_value = hp.clip_eps if hp.clip_vloss else None
     symmetric_kl = hp.exploration_loss == "symmetric-kl"
     metrics = optim.means(
         {
@@ -208,30 +243,43 @@ def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags) -
             "policy/clip_fraction": (ratio < bounds[0]) | (ratio > bounds[1]),
         }
     )
-    total = metrics["loss/policy"] + hp.vf_coef * metrics["loss/value"] + hp.ent_coef * metrics["loss/exploration"]
+    total = (
+        metrics["loss/policy"]
+        + hp.vf_coef * metrics["loss/value"]
+        + hp.ent_coef * metrics["loss/exploration"]
+    )
     return total, metrics | {"loss/total": total}
 
 
-# --------------------------------------------------------------------------------------------------------- algorithm
+# --------------------------------------------------------------------------------------------------
+# algorithm
 
 
 def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
     """PPO for `env` as pure functions of one agent on one device, which the driver calls.
 
-    `hp` has the flags `args` with schedules and sweeps applied; what decides shapes comes from `args`. Metrics are
-    averaged over devices and over the log interval, unless their names end in _sum, _max, _min or _last.
+    `hp` has the flags `args` with schedules and sweeps applied; what decides shapes comes from
+    `args`. Metrics are averaged over devices and over the log interval, unless their names end in
+    _sum, _max, _min or _last.
     """
-    actor, critic = Actor(args, env), Critic(args, env)
+    actor = Actor(args, env)
+    critic = Critic(args, env)
 
-    def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> tuple[jax.Array, nets.Distribution]:
-        """Actions [N, ...] of a step, by noise that the driver draws, and as `extras` their distributions."""
+    def explore(
+        learner: Learner, obs: jax.Array, noise: jax.Array
+    ) -> tuple[jax.Array, nets.Distribution]:
+        """Actions [N, ...] of a step, by noise that the driver draws, and as `extras` their
+        distributions.
+        """
         policy = policy_of(learner, obs)
         return policy.sample(noise), policy
 
     def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, optim.Metrics]:
-        """One iteration of PPO (algorithm 1), after the rollout [T, N, ...]: estimate advantages, learn.
+        """One iteration of PPO (algorithm 1), after the rollout [T, N, ...]: estimate advantages,
+        learn.
 
-        A `Rollout` has obs, action, extras, reward, terminated, truncated, next_obs and, after the last step, last.obs.
+        A `Rollout` has obs, action, extras, reward, terminated, truncated, next_obs and, after the
+        last step, last.obs.
         """
         batch, estimate_metrics = estimate(learner, rollout, now.hp)
         learner, batch = nets.popart(learner, batch)
@@ -240,9 +288,12 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         return learner, estimate_metrics | learn_metrics
 
     def estimate(learner: Learner, rollout: Rollout, hp: Flags) -> tuple[Batch, optim.Metrics]:
-        """Values, advantages and value targets of a rollout, in units of the rewards, flattened to [T * N, ...]."""
+        """Values, advantages and value targets of a rollout, in units of the rewards, flattened to
+        [T * N, ...].
+        """
         value = value_of(learner, rollout.obs)  # [T, N]
-        next_value = rollout.next_values(value, partial(value_of, learner))  # at a truncation of the final observation
+        # At a truncation of the final observation
+        next_value = rollout.next_values(value, partial(value_of, learner))
         ends = rollout.terminated, rollout.truncated
         advantage = gae(rollout.reward, value, next_value, *ends, hp.gamma, hp.gae_lambda)
         batch = Batch(
@@ -258,8 +309,11 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         return batch, optim.value_metrics(batch.value, batch.target, batch.advantage)
 
     def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, optim.Metrics]:
-        """Epochs of minibatch gradient steps, none after the KL divergence of an epoch exceeds --target-kl."""
-        hp, minibatches = now.hp, now.minibatches(args.update_epochs, args.num_minibatches)  # [E, M, B]
+        """Epochs of minibatch gradient steps, none after the KL divergence of an epoch exceeds
+        --target-kl.
+        """
+        hp = now.hp  # [E, M, B]
+        minibatches = now.minibatches(args.update_epochs, args.num_minibatches)
         advantage = optim.take(batch.advantage, minibatches)
         advantage = optim.standardize(advantage, axis=-1) if args.norm_adv else advantage
 
@@ -267,17 +321,23 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
             params, opt_state = carry
             indices, advantage = inputs
             minibatch = optim.take(batch, indices)._replace(advantage=advantage)
-            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hp)  # over all devices
+            # Over all devices
+            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hp)
             params, opt_state = optim.adam_step(params, grads, opt_state, hp)
             return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
 
         start = learner.params, learner.opt_state
-        (params, opt_state), metrics = optim.run_epochs(step, start, (minibatches, advantage), hp.target_kl)
-        # KL after the update, on the first minibatch of the last epoch; XLA drops the unused rest of the loss. It moves
-        # the learning rate, so it has to be the same on all devices here; other metrics are averaged by the driver
+        (params, opt_state), metrics = optim.run_epochs(
+            step, start, (minibatches, advantage), hp.target_kl
+        )
+        # KL after the update, on the first minibatch of the last epoch; XLA drops the unused rest
+        # of the loss. It moves the learning rate, so it has to be the same on all devices here;
+        # other metrics are averaged by the driver
         after = loss_of(params, optim.take(batch, minibatches[-1, 0]), hp)[1]
         kl = optim.mean_over_devices(after["policy/approx_kl"])
-        learner = learner.replace(params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hp))
+        learner = learner.replace(
+            params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hp)
+        )
         return learner, metrics | {"policy/approx_kl": kl}
 
     def loss_of(params: Params, batch: Batch, hp: Flags) -> tuple[jax.Array, optim.Metrics]:
@@ -294,7 +354,9 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         return nets.denormalize(learner.return_stats, value)
 
     def outputs(params: Params, obs: jax.Array) -> tuple[nets.Distribution, jax.Array]:
-        """Policy and value for observations as the networks take them; unused outputs cost nothing."""
+        """Policy and value for observations as the networks take them; unused outputs cost
+        nothing.
+        """
         policy, features = actor.apply(params.actor, obs)
         return policy, critic.apply(params.critic, features if args.share_torso else obs)
 
@@ -302,7 +364,9 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         actor_key, critic_key = jax.random.split(key)
         obs = env.example_obs(1)
         (_, features), actor_params = actor.init_with_output(actor_key, obs)
-        params = Params(actor_params, critic.init(critic_key, features if args.share_torso else obs))
+        params = Params(
+            actor_params, critic.init(critic_key, features if args.share_torso else obs)
+        )
         return Learner(
             params=params,
             opt_state=optim.adam_init(params, hp),
@@ -311,18 +375,22 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         )
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely ones."""
+        """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely
+        ones.
+        """
         policy = policy_of(learner, obs)
         return policy.mode() if key is None else policy.sample_with_key(key)
 
-    return OnPolicy(init, explore, update, act)
+    return OnPolicy(init=init, explore=explore, update=update, act=act)
 
 
 make_algorithm = make_ppo  # the name by which `load_policy` knows it
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
-    """Train as the command line does, also on an environment object or with a callback; see `run_algorithm`."""
+    """Train as the command line does, also on an environment object or with a callback; see
+    `run_algorithm`.
+    """
     return run_algorithm(args, __file__, make_ppo, env, callback)
 
 

@@ -1,4 +1,5 @@
-"""PPO with memory, a recurrent network trained through time (Schulman et al. 2017); docs/ppo-rnn.md explains this file.
+"""PPO with memory, a recurrent network trained through time (Schulman et al. 2017); docs/ppo-rnn.md
+explains this file.
 
 python algos/ppo_rnn_pmap.py --env MemoryChain-bsuite
 python algos/ppo_rnn_pmap.py --help
@@ -30,7 +31,8 @@ class Args(RecurrentArgs):
     Environments on the host have other flags.
     """
 
-    tuned_like: ClassVar[str] = "ppo_rnn_pmap"  # a copy of this file starts from the same tuned flags
+    # A copy of this file starts from the same tuned flags
+    tuned_like: ClassVar[str] = "ppo_rnn_pmap"
 
     # rollout and advantage
     num_steps: Count = 128
@@ -40,7 +42,9 @@ class Args(RecurrentArgs):
     gae_lambda: Discount = 0.95
     """Lambda of generalized advantage estimation (GAE); 0: one-step TD, 1: Monte Carlo."""
     bptt_length: CountOrZero = 0
-    """Length of backpropagation through time in steps, a divisor of --num-steps; 0: the whole rollout."""
+    """Length of backpropagation through time in steps, a divisor of --num-steps; 0: the whole
+    rollout.
+    """
 
     # optimiser
     update_epochs: Count = 4
@@ -50,7 +54,9 @@ class Args(RecurrentArgs):
     learning_rate: Positive = 1e-3
     """Initial learning rate of Adam."""
     lr_schedule: Literal["linear", "constant", "kl-adaptive"] = "linear"
-    """Learning rate over the run: linear to zero, constant, or adapted so that an update's KL is near --desired-kl."""
+    """Learning rate over the run: linear to zero, constant, or adapted so that an update's KL is
+    near --desired-kl.
+    """
     desired_kl: Positive = 0.01
     """KL divergence of an update that --lr-schedule kl-adaptive aims at."""
     target_kl: NonNegative = 0.0
@@ -74,9 +80,13 @@ class Args(RecurrentArgs):
     ent_coef: NonNegative = 0.01
     """Initial entropy coefficient, the weight of the exploration loss."""
     ent_fraction: Fraction = 0.0
-    """Fraction of the run over which the entropy coefficient decays linearly to zero; 0: constant."""
+    """Fraction of the run over which the entropy coefficient decays linearly to zero; 0:
+    constant.
+    """
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
-    """Exploration loss: the policy's entropy, or its symmetric KL to the uniform policy (not for Box actions)."""
+    """Exploration loss: the policy's entropy, or its symmetric KL to the uniform policy (not for
+    Box actions).
+    """
 
     # normalisation
     norm_adv: bool = True
@@ -104,8 +114,9 @@ class Args(RecurrentArgs):
     rnn_layers: Layers = 1
     """Number of recurrent layers."""
     rnn_span: CountOrZero = 128
-    """Longest time scale of the recurrent cells at initialisation, in steps (chrono initialisation, Tallec and Ollivier
-    2018); 0: 2 steps for all."""
+    """Longest time scale of the recurrent cells at initialisation, in steps (chrono initialisation,
+    Tallec and Ollivier 2018); 0: 2 steps for all.
+    """
     obs_prev_action_reward: bool = False
     """Feed the previous action and reward to the recurrent layers too."""
 
@@ -148,24 +159,33 @@ from pmaprl.algorithm import (
     side_by_side,
 )
 
-# ---------------------------------------------------------------------------------------------------------- networks
+# --------------------------------------------------------------------------------------------------
+# networks
 
 
 class Actor(nn.Module):
-    """The policy, a distribution over actions, the features [T, N, F] that it is made of, and memories."""
+    """The policy, a distribution over actions, the features [T, N, F] that it is made of, and
+    memories.
+    """
 
     args: Args
     env: EnvSpec
 
     @nn.compact
-    def __call__(self, inputs: nets.Inputs, memory: Any) -> tuple[nets.Distribution, jax.Array, Any]:
-        torso = nets.RecurrentTorso.of(self.args, nets.without_privileged(self.env.observation_space))
+    def __call__(
+        self, inputs: nets.Inputs, memory: Any
+    ) -> tuple[nets.Distribution, jax.Array, Any]:
+        torso = nets.RecurrentTorso.of(
+            self.args, nets.without_privileged(self.env.observation_space)
+        )
         x, memory = torso(inputs, memory)
         return nets.PolicyHead(self.env.action_space)(x, inputs.obs), x, memory
 
 
 class Critic(nn.Module):
-    """The value of what was seen, with a memory of its own, or with --share-torso of the actor's features."""
+    """The value of what was seen, with a memory of its own, or with --share-torso of the actor's
+    features.
+    """
 
     args: Args
     env: EnvSpec
@@ -174,10 +194,12 @@ class Critic(nn.Module):
     def __call__(self, x: nets.Inputs | jax.Array, memory: Any) -> tuple[jax.Array, Any]:
         if not self.args.share_torso:
             x, memory = nets.RecurrentTorso.of(self.args, self.env.observation_space)(x, memory)
-        return nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0], memory  # [T, N]
+        # [T, N]
+        return nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0], memory
 
 
-# ----------------------------------------------------------------------------------------------------------- records
+# --------------------------------------------------------------------------------------------------
+# records
 
 
 class Params(NamedTuple):
@@ -189,7 +211,8 @@ class Memory(NamedTuple):
     """What is carried from step to step, [N, ...]."""
 
     actor: Any  # of recurrent layers
-    critic: Any  # likewise; () where the critic shares them, and where nothing but the policy is wanted
+    # Likewise; () where the critic shares them, and where nothing but the policy is wanted
+    critic: Any
     action: jax.Array  # the last one as numbers [N, A]
 
 
@@ -211,7 +234,9 @@ class Extras(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the losses need of each sample, in S segments of K steps that gradients do not leave, [K, S, N, ...]."""
+    """What the losses need of each sample, in S segments of K steps that gradients do not leave,
+    [K, S, N, ...].
+    """
 
     inputs: nets.Inputs
     memory: Memory  # [1, S, N, ...] at the start of each segment, as it was then
@@ -222,14 +247,17 @@ class Batch(NamedTuple):
     target: jax.Array
 
 
-# ------------------------------------------------------------------------------------------------------------- maths
+# --------------------------------------------------------------------------------------------------
+# maths
 
 
-def gae(reward, value, next_value, terminated, truncated, gamma: float, gae_lambda: float) -> jax.Array:
+def gae(
+    reward, value, next_value, terminated, truncated, gamma: float, gae_lambda: float
+) -> jax.Array:
     """Advantages [T, N] by generalized advantage estimation (Schulman et al. 2016, eq. 16).
 
-    `next_value` is that of the next observation, where the episode was truncated of its last one. Termination drops the
-    bootstrap value; termination and truncation both stop the sum.
+    `next_value` is that of the next observation, where the episode was truncated of its last one.
+    Termination drops the bootstrap value; termination and truncation both stop the sum.
     """
     delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
     decay = gamma * gae_lambda * (1.0 - (terminated | truncated))
@@ -253,7 +281,9 @@ def policy_loss(ratio, advantage, bounds) -> jax.Array:
 
 
 def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
-    """Half the squared error of each sample; with `clip_eps` the larger of it and of that after a clipped change."""
+    """Half the squared error of each sample; with `clip_eps` the larger of it and of that after a
+    clipped change.
+    """
     error = jnp.square(value - target)
     if clip_eps is not None:
         clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
@@ -261,11 +291,17 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
     return 0.5 * error
 
 
-def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags) -> tuple[jax.Array, optim.Metrics]:
-    """Policy, value and exploration losses of sequences [K, B, ...] (Schulman et al. 2017, eq. 9), and metrics."""
+def loss(
+    policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags
+) -> tuple[jax.Array, optim.Metrics]:
+    """Policy, value and exploration losses of sequences [K, B, ...] (Schulman et al. 2017, eq. 9),
+    and metrics.
+    """
     log_ratio = policy.log_prob(batch.action) - batch.log_prob
-    ratio, entropy = jnp.exp(log_ratio), policy.entropy()
-    bounds, clip_value = ratio_bounds(hp.clip_eps, hp.clip_mode), hp.clip_eps if hp.clip_vloss else None
+    ratio = jnp.exp(log_ratio)
+    entropy = policy.entropy()
+    bounds = ratio_bounds(hp.clip_eps, hp.clip_mode)
+    clip_value = hp.clip_eps if hp.clip_vloss else None
     symmetric_kl = hp.exploration_loss == "symmetric-kl"
     metrics = optim.means(
         {
@@ -277,19 +313,32 @@ def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags) -
             "policy/clip_fraction": (ratio < bounds[0]) | (ratio > bounds[1]),
         }
     )
-    total = metrics["loss/policy"] + hp.vf_coef * metrics["loss/value"] + hp.ent_coef * metrics["loss/exploration"]
-    return total, metrics | {"loss/total": total, "policy/log_ratio_max": jnp.max(jnp.abs(log_ratio))}
+    total = (
+        metrics["loss/policy"]
+        + hp.vf_coef * metrics["loss/value"]
+        + hp.ent_coef * metrics["loss/exploration"]
+    )
+    return total, metrics | {
+        "loss/total": total,
+        "policy/log_ratio_max": jnp.max(jnp.abs(log_ratio)),
+    }
 
 
-# --------------------------------------------------------------------------------------------------------- algorithm
+# --------------------------------------------------------------------------------------------------
+# algorithm
 
 
 def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
     """PPO with memory for `env` as pure functions of one agent on one device."""
-    actor, critic = Actor(args, env), Critic(args, env)
+    actor = Actor(args, env)
+    critic = Critic(args, env)
 
-    def explore(learner: Learner, seen: Seen, memory: Memory, noise: jax.Array) -> tuple[jax.Array, Extras, Memory]:
-        """Actions [N, ...] of a step of the rollout, what it keeps of it, and the memory after it."""
+    def explore(
+        learner: Learner, seen: Seen, memory: Memory, noise: jax.Array
+    ) -> tuple[jax.Array, Extras, Memory]:
+        """Actions [N, ...] of a step of the rollout, what it keeps of it, and the memory after
+        it.
+        """
         policy, value, memory = step_networks(learner, seen, memory)
         action = policy.sample(noise)
         memory = memory._replace(action=nets.encode_action(action, env.action_space))
@@ -304,15 +353,21 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         return learner, estimate_metrics | learn_metrics
 
     def estimate(learner: Learner, rollout: Rollout, hp: Flags) -> tuple[Batch, optim.Metrics]:
-        """Advantages and value targets of a rollout, in units of the rewards, in segments [K, S, N, ...]."""
+        """Advantages and value targets of a rollout, in units of the rewards, in segments [K, S, N,
+        ...].
+        """
         policy, value, memory = rollout.extras
         last = rollout.last, jax.tree.map(lambda x: x[-1], memory)
         final = Seen(rollout.final_obs, jnp.zeros_like(rollout.terminated), rollout.reward), memory
-        next_value = rollout.next_values(value, lambda x: step_networks(learner, *x)[1], last, final)
+        next_value = rollout.next_values(
+            value, lambda x: step_networks(learner, *x)[1], last, final
+        )
         ends = rollout.terminated, rollout.truncated
         advantage = gae(rollout.reward, value, next_value, *ends, hp.gamma, hp.gae_lambda)
 
-        memory_before = jax.tree.map(lambda x, after: jnp.concatenate([x[None], after[:-1]]), rollout.memory, memory)
+        memory_before = jax.tree.map(
+            lambda x, after: jnp.concatenate([x[None], after[:-1]]), rollout.memory, memory
+        )
         batch = Batch(
             inputs=inputs_of(learner, rollout.seen, memory_before),
             memory=jax.tree.map(lambda x: x[:: args.sequence_length], memory_before),
@@ -326,26 +381,40 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         return in_segments(batch, args.num_steps // args.sequence_length), metrics
 
     def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, optim.Metrics]:
-        """Epochs of minibatch gradient steps, none after the KL divergence of an epoch exceeds --target-kl."""
-        hp, minibatches = now.hp, now.minibatches(args.update_epochs, args.num_minibatches)
+        """Epochs of minibatch gradient steps, none after the KL divergence of an epoch exceeds
+        --target-kl.
+        """
+        hp = now.hp
+        minibatches = now.minibatches(args.update_epochs, args.num_minibatches)
         # [E, M, B] environments, each with all its steps
-        advantage = jnp.moveaxis(batch.advantage[..., minibatches], (2, 3), (0, 1))  # [E, M, K, S, B]
+        # [E, M, K, S, B]
+        advantage = jnp.moveaxis(batch.advantage[..., minibatches], (2, 3), (0, 1))
         advantage = optim.standardize(advantage, axis=(2, 3, 4)) if args.norm_adv else advantage
 
         def step(carry, inputs):
             params, opt_state = carry
             envs, advantage = inputs
-            minibatch = side_by_side(jax.tree.map(lambda x: x[:, :, envs], batch)._replace(advantage=advantage))
-            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hp)  # over all devices
+            minibatch = side_by_side(
+                jax.tree.map(lambda x: x[:, :, envs], batch)._replace(advantage=advantage)
+            )
+            # Over all devices
+            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hp)
             params, opt_state = optim.adam_step(params, grads, opt_state, hp)
             return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
 
         start = learner.params, learner.opt_state
-        (params, opt_state), metrics = optim.run_epochs(step, start, (minibatches, advantage), hp.target_kl)
-        # KL after the update, on the first minibatch of the last epoch; XLA drops the unused rest of the loss
-        after = loss_of(params, side_by_side(jax.tree.map(lambda x: x[:, :, minibatches[-1, 0]], batch)), hp)[1]
+        (params, opt_state), metrics = optim.run_epochs(
+            step, start, (minibatches, advantage), hp.target_kl
+        )
+        # KL after the update, on the first minibatch of the last epoch; XLA drops the unused rest
+        # of the loss
+        after = loss_of(
+            params, side_by_side(jax.tree.map(lambda x: x[:, :, minibatches[-1, 0]], batch)), hp
+        )[1]
         kl = optim.mean_over_devices(after["policy/approx_kl"])
-        learner = learner.replace(params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hp))
+        learner = learner.replace(
+            params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hp)
+        )
         return learner, metrics | {"policy/approx_kl": kl}
 
     def loss_of(params: Params, batch: Batch, hp: Flags) -> tuple[jax.Array, optim.Metrics]:
@@ -353,16 +422,26 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         policy, value, _ = outputs(params, batch.inputs, jax.tree.map(lambda x: x[0], batch.memory))
         return loss(policy, value, batch, hp)
 
-    def step_networks(learner: Learner, seen: Seen, memory: Memory) -> tuple[nets.Distribution, jax.Array, Memory]:
-        """Policy and value [N], in units of the rewards, for what is seen now, and the memory after it."""
+    def step_networks(
+        learner: Learner, seen: Seen, memory: Memory
+    ) -> tuple[nets.Distribution, jax.Array, Memory]:
+        """Policy and value [N], in units of the rewards, for what is seen now, and the memory after
+        it.
+        """
         inputs = jax.tree.map(lambda x: x[None], inputs_of(learner, seen, memory))
         policy, value, after = jax.tree.map(lambda x: x[0], outputs(learner.params, inputs, memory))
         return policy, nets.denormalize(learner.return_stats, value), memory._replace(**after)
 
-    def outputs(params: Params, inputs: nets.Inputs, memory: Memory) -> tuple[nets.Distribution, jax.Array, dict]:
-        """Policies and values [T, N] of a sequence that begins with `memory`, and the memories after each step."""
+    def outputs(
+        params: Params, inputs: nets.Inputs, memory: Memory
+    ) -> tuple[nets.Distribution, jax.Array, dict]:
+        """Policies and values [T, N] of a sequence that begins with `memory`, and the memories
+        after each step.
+        """
         policy, features, actor_memory = actor.apply(params.actor, inputs, memory.actor)
-        value, critic_memory = critic.apply(params.critic, features if args.share_torso else inputs, memory.critic)
+        value, critic_memory = critic.apply(
+            params.critic, features if args.share_torso else inputs, memory.critic
+        )
         return policy, value, {"actor": actor_memory, "critic": critic_memory}
 
     def inputs_of(learner: Learner, seen: Seen, memory: Memory) -> nets.Inputs:
@@ -379,10 +458,14 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
 
     def init(key: jax.Array, hp: Flags) -> Learner:
         actor_key, critic_key = jax.random.split(key)
-        obs, memory = env.example_obs(1), new_memory(1)
+        obs = env.example_obs(1)
+        memory = new_memory(1)
         inputs = jax.tree.map(lambda x: x[None], nets.Inputs.of(at_start(obs), memory.action, obs))
         (_, features, _), actor_params = actor.init_with_output(actor_key, inputs, memory.actor)
-        params = Params(actor_params, critic.init(critic_key, features if args.share_torso else inputs, memory.actor))
+        params = Params(
+            actor_params,
+            critic.init(critic_key, features if args.share_torso else inputs, memory.actor),
+        )
         return Learner(
             params=params,
             opt_state=optim.adam_init(params, hp),
@@ -390,11 +473,18 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
             return_stats=nets.running_stats((), on=args.normalize_returns),
         )
 
-    def act(learner: Learner, seen: Seen, memory: Memory, key: jax.Array | None = None) -> tuple[jax.Array, Memory]:
-        """Actions [B, ...] for what is seen [B, ...], sampled with a key, else the most likely ones; and the memory."""
-        policy, _, memory = step_networks(learner, seen, with_critic(memory))  # its values are not computed
+    def act(
+        learner: Learner, seen: Seen, memory: Memory, key: jax.Array | None = None
+    ) -> tuple[jax.Array, Memory]:
+        """Actions [B, ...] for what is seen [B, ...], sampled with a key, else the most likely
+        ones; and the memory.
+        """
+        # Its values are not computed
+        policy, _, memory = step_networks(learner, seen, with_critic(memory))
         action = policy.mode() if key is None else policy.sample_with_key(key)
-        return action, memory._replace(critic=(), action=nets.encode_action(action, env.action_space))
+        return action, memory._replace(
+            critic=(), action=nets.encode_action(action, env.action_space)
+        )
 
     memories = new_memory, lambda count: with_critic(new_memory(count))
     return OnPolicy(init, explore, update, act, *memories, wants_reward=args.obs_prev_action_reward)
@@ -404,7 +494,9 @@ make_algorithm = make_ppo_rnn  # the name by which `load_policy` knows it
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
-    """Train as the command line does, also on an environment object or with a callback; see `run_algorithm`."""
+    """Train as the command line does, also on an environment object or with a callback; see
+    `run_algorithm`.
+    """
     return run_algorithm(args, __file__, make_ppo_rnn, env, callback)
 
 

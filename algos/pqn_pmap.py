@@ -1,4 +1,5 @@
-"""Parallelised Q-Network (Gallici et al. 2025), data-parallel over every device; docs/pqn.md explains this file.
+"""Parallelised Q-Network (Gallici et al. 2025), data-parallel over every device; docs/pqn.md
+explains this file.
 
 python algos/pqn_pmap.py --env CartPole-v1
 python algos/pqn_pmap.py --help
@@ -39,7 +40,9 @@ class Args(RecurrentArgs):
     gamma: Discount = 0.99
     """Discount factor."""
     q_lambda: Discount = 0.95
-    """Lambda of Q(lambda) returns; 0: one-step Q-learning, 1: discounted rewards to the end of the rollout."""
+    """Lambda of Q(lambda) returns; 0: one-step Q-learning, 1: discounted rewards to the end of the
+    rollout.
+    """
     bootstrap_truncated: bool = True
     """Bootstrap from the true last observation at a time limit, else count the limit as a
     termination."""
@@ -96,12 +99,15 @@ class Args(RecurrentArgs):
     rnn_layers: Layers = 1
     """Number of recurrent layers."""
     rnn_span: CountOrZero = 128
-    """Longest time scale of the recurrent cells at initialisation, in steps (chrono initialisation, Tallec and Ollivier
-    2018); 0: 2 steps for all."""
+    """Longest time scale of the recurrent cells at initialisation, in steps (chrono initialisation,
+    Tallec and Ollivier 2018); 0: 2 steps for all.
+    """
 
     @property
     def samples_per_env(self) -> int:
-        """Parts of a rollout of an environment that minibatches may get: its steps, or with memory all in one."""
+        """Parts of a rollout of an environment that minibatches may get: its steps, or with memory
+        all in one.
+        """
         return self.num_steps if self.rnn == "none" else 1
 
     def __post_init__(self):
@@ -117,9 +123,20 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from pmaprl.algorithm import EnvSpec, Flags, Now, OnPolicy, Rollout, Seen, nets, optim, run_algorithm
+from pmaprl.algorithm import (
+    EnvSpec,
+    Flags,
+    Now,
+    OnPolicy,
+    Rollout,
+    Seen,
+    nets,
+    optim,
+    run_algorithm,
+)
 
-# ----------------------------------------------------------------------------------------------------------- network
+# --------------------------------------------------------------------------------------------------
+# network
 
 
 class QNetwork(nn.Module):
@@ -132,11 +149,15 @@ class QNetwork(nn.Module):
     def __call__(self, obs: jax.Array, first: jax.Array, memory: Any) -> tuple[jax.Array, Any]:
         args = self.args
         x = nets.Torso.of(args, nets.without_privileged(self.env.observation_space))(obs)
-        x, memory = nets.Recurrent(args.rnn, args.rnn_size, args.rnn_span, args.dtype)(x, first, memory)
-        return nets.QHead(self.env.action_space)(x, obs), memory  # obs has the action mask, if there is one
+        x, memory = nets.Recurrent(args.rnn, args.rnn_size, args.rnn_span, args.dtype)(
+            x, first, memory
+        )
+        # Obs has the action mask, if there is one
+        return nets.QHead(self.env.action_space)(x, obs), memory
 
 
-# ----------------------------------------------------------------------------------------------------------- records
+# --------------------------------------------------------------------------------------------------
+# records
 
 
 class Learner(struct.PyTreeNode):
@@ -156,7 +177,9 @@ class Extras(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the loss needs of each sample, [1, T * N, ...], or with memory of whole sequences [T, N, ...]."""
+    """What the loss needs of each sample, [1, T * N, ...], or with memory of whole sequences [T, N,
+    ...].
+    """
 
     obs: jax.Array  # as the network takes it
     first: jax.Array  # bool: an episode begins here
@@ -165,27 +188,38 @@ class Batch(NamedTuple):
     target: jax.Array
 
 
-# ------------------------------------------------------------------------------------------------------------- maths
+# --------------------------------------------------------------------------------------------------
+# maths
 
 
-def q_lambda_returns(reward, next_value, terminated, truncated, gamma: float, q_lambda: float) -> jax.Array:
-    """Peng's Q(lambda) returns [T, N] (Peng & Williams 1996): the mean of n-step returns with weights lambda^n.
+def q_lambda_returns(
+    reward, next_value, terminated, truncated, gamma: float, q_lambda: float
+) -> jax.Array:
+    """Peng's Q(lambda) returns [T, N] (Peng & Williams 1996): the mean of n-step returns with
+    weights lambda^n.
 
-    `next_value` is that of the best action in the next observation, where the episode was truncated in its last one.
-    Termination drops it; truncation and the end of the rollout leave nothing but it.
+    `next_value` is that of the best action in the next observation, where the episode was truncated
+    in its last one. Termination drops it; truncation and the end of the rollout leave nothing but
+    it.
     """
 
     def backward(following, inputs):
         reward, next_value, terminated, truncated = inputs
-        following = jnp.where(truncated, next_value, next_value + q_lambda * (following - next_value))
+        following = jnp.where(
+            truncated, next_value, next_value + q_lambda * (following - next_value)
+        )
         total = reward + gamma * jnp.where(terminated, 0.0, following)
         return total, total
 
-    return optim.light_scan(backward, next_value[-1], (reward, next_value, terminated, truncated), reverse=True)[1]
+    return optim.light_scan(
+        backward, next_value[-1], (reward, next_value, terminated, truncated), reverse=True
+    )[1]
 
 
 def loss(q: jax.Array, batch: Batch) -> tuple[jax.Array, optim.Metrics]:
-    """Half the mean squared error of the values of the actions taken, those of all being `q` [..., A]; and metrics."""
+    """Half the mean squared error of the values of the actions taken, those of all being `q` [...,
+    A]; and metrics.
+    """
     taken = jnp.take_along_axis(q, batch.action[..., None], axis=-1)[..., 0]
     error = taken - batch.target
     half_square = 0.5 * jnp.mean(jnp.square(error))
@@ -197,42 +231,67 @@ def loss(q: jax.Array, batch: Batch) -> tuple[jax.Array, optim.Metrics]:
     }
 
 
-# --------------------------------------------------------------------------------------------------------- algorithm
+# --------------------------------------------------------------------------------------------------
+# algorithm
 
 
 def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
-    """PQN for `env` as pure functions of one agent on one device. Raises UsageError unless actions are Discrete."""
+    """PQN for `env` as pure functions of one agent on one device. Raises UsageError unless actions
+    are Discrete.
+    """
     nets.check_discrete(env, "algos/ppo_pmap.py")
     network = QNetwork(args, env)
 
-    def explore(learner: Learner, seen: Seen, memory: Any, noise: jax.Array) -> tuple[jax.Array, Extras, Any]:
-        """Epsilon-greedy actions [N] of a step of the rollout, what it keeps of it, and the memory after it."""
+    def explore(
+        learner: Learner, seen: Seen, memory: Any, noise: jax.Array
+    ) -> tuple[jax.Array, Extras, Any]:
+        """Epsilon-greedy actions [N] of a step of the rollout, what it keeps of it, and the memory
+        after it.
+        """
         q, memory = q_of(learner, seen.obs, seen.first, memory)
         action = nets.epsilon_greedy(q, learner.epsilon, seen.obs).sample(noise)
         return action, Extras(jnp.max(q, axis=-1), memory), memory
 
     def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, optim.Metrics]:
-        """One iteration of PQN (algorithm 1), after the rollout [T, N, ...]: compute returns, learn."""
+        """One iteration of PQN (algorithm 1), after the rollout [T, N, ...]: compute returns,
+        learn.
+        """
         batch = estimate(learner, rollout, now.hp)
         learner, metrics = learn(learner, batch, now)
         obs_stats = nets.update_stats(learner.obs_stats, rollout.obs)
         return learner.replace(obs_stats=obs_stats, epsilon=now.hp.epsilon), metrics
 
     def estimate(learner: Learner, rollout: Rollout, hp: Flags) -> Batch:
-        """The Q(lambda) returns of a rollout, in scaled rewards, and what else to learn from, as samples."""
+        """The Q(lambda) returns of a rollout, in scaled rewards, and what else to learn from, as
+        samples.
+        """
         value, memory = rollout.extras
         last = rollout.last.obs, rollout.last.first, jax.tree.map(lambda x: x[-1], memory)
-        final = rollout.final_obs, jnp.zeros_like(rollout.terminated), memory  # where an episode was truncated
+        # Where an episode was truncated
+        final = rollout.final_obs, jnp.zeros_like(rollout.terminated), memory
         next_value = rollout.next_values(value, lambda x: value_of(learner, *x), last, final)
-        ends = rollout.terminated | (rollout.truncated & (not args.bootstrap_truncated)), rollout.truncated
-        target = q_lambda_returns(hp.reward_scale * rollout.reward, next_value, *ends, hp.gamma, hp.q_lambda)
-        obs, memory = nets.normalize(learner.obs_stats, rollout.obs), jax.tree.map(lambda x: x[None], rollout.memory)
-        batch = Batch(obs, rollout.seen.first, memory, rollout.action, target)
-        return batch if args.rnn != "none" else jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
+        ends = (
+            rollout.terminated | (rollout.truncated & (not args.bootstrap_truncated)),
+            rollout.truncated,
+        )
+        target = q_lambda_returns(
+            hp.reward_scale * rollout.reward, next_value, *ends, hp.gamma, hp.q_lambda
+        )
+        obs = nets.normalize(learner.obs_stats, rollout.obs)
+        memory = jax.tree.map(lambda x: x[None], rollout.memory)
+        batch = Batch(
+            obs=obs, first=rollout.seen.first, memory=memory, action=rollout.action, target=target
+        )
+        return (
+            batch
+            if args.rnn != "none"
+            else jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
+        )
 
     def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, optim.Metrics]:
         """Epochs of minibatch gradient steps."""
-        minibatches = now.minibatches(args.update_epochs, args.num_minibatches)  # [E, M, B] samples or sequences
+        # [E, M, B] samples or sequences
+        minibatches = now.minibatches(args.update_epochs, args.num_minibatches)
 
         def step(carry, indices):
             params, opt_state = carry
@@ -241,15 +300,21 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
             params, opt_state = optim.adam_step(params, grads, opt_state, now.hp)
             return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
 
-        (params, opt_state), metrics = optim.run_epochs(step, (learner.params, learner.opt_state), minibatches)
+        (params, opt_state), metrics = optim.run_epochs(
+            step, (learner.params, learner.opt_state), minibatches
+        )
         return learner.replace(params=params, opt_state=opt_state), metrics
 
     def loss_of(params: Any, batch: Batch) -> tuple[jax.Array, optim.Metrics]:
         """The loss of a minibatch [1, B, ...] or [T, B, ...], and metrics."""
-        q, _ = network.apply(params, batch.obs, batch.first, jax.tree.map(lambda x: x[0], batch.memory))
+        q, _ = network.apply(
+            params, batch.obs, batch.first, jax.tree.map(lambda x: x[0], batch.memory)
+        )
         return loss(q, batch)
 
-    def q_of(learner: Learner, obs: jax.Array, first: jax.Array, memory: Any) -> tuple[jax.Array, Any]:
+    def q_of(
+        learner: Learner, obs: jax.Array, first: jax.Array, memory: Any
+    ) -> tuple[jax.Array, Any]:
         """Q values [N, A] for raw observations [N, ...], and the memory after them."""
         inputs = jax.tree.map(lambda x: x[None], (nets.normalize(learner.obs_stats, obs), first))
         return jax.tree.map(lambda x: x[0], network.apply(learner.params, *inputs, memory))
@@ -271,21 +336,27 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
             epsilon=optim.epsilon_after(args, 0),
         )
 
-    def act(learner: Learner, seen: Seen, memory: Any, key: jax.Array | None = None) -> tuple[jax.Array, Any]:
-        """Actions [B] for what is seen [B, ...], with a key epsilon-greedy, else the best ones; and the memory."""
+    def act(
+        learner: Learner, seen: Seen, memory: Any, key: jax.Array | None = None
+    ) -> tuple[jax.Array, Any]:
+        """Actions [B] for what is seen [B, ...], with a key epsilon-greedy, else the best ones; and
+        the memory.
+        """
         q, memory = q_of(learner, seen.obs, seen.first, memory)
         if key is None:
             return jnp.argmax(q, axis=-1), memory
         return nets.epsilon_greedy(q, args.epsilon_end, seen.obs).sample_with_key(key), memory
 
-    return OnPolicy(init, explore, update, act, new_memory)
+    return OnPolicy(init=init, explore=explore, update=update, act=act, initial_memory=new_memory)
 
 
 make_algorithm = make_pqn  # the name by which `load_policy` knows it
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
-    """Train as the command line does, also on an environment object or with a callback; see `run_algorithm`."""
+    """Train as the command line does, also on an environment object or with a callback; see
+    `run_algorithm`.
+    """
     return run_algorithm(args, __file__, make_pqn, env, callback)
 
 

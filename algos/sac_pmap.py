@@ -1,4 +1,5 @@
-"""Soft Actor-Critic (Haarnoja et al. 2018), data-parallel over every device; docs/sac.md explains this file.
+"""Soft Actor-Critic (Haarnoja et al. 2018), data-parallel over every device; docs/sac.md explains
+this file.
 
 python algos/sac_pmap.py --env Pendulum-v1
 python algos/sac_pmap.py --help
@@ -40,8 +41,9 @@ class Args(OffPolicyArgs):
 
     # recipe
     recipe: Literal["sac", "crossq", "simba", "xqc"] = "sac"
-    """Algorithm whose defaults the other flags take: SAC, or, for fewer steps, CrossQ, SimBa or XQC;
-    see --recipe NAME --help."""
+    """Algorithm whose defaults the other flags take: SAC, or, for fewer steps, CrossQ, SimBa or
+    XQC; see --recipe NAME --help.
+    """
 
     # optimiser
     policy_lr: Positive = 3e-4
@@ -78,7 +80,9 @@ class Args(OffPolicyArgs):
     alpha: Temperature = 0.2
     """Entropy temperature, with --autotune its initial value."""
     target_entropy_scale: Scale | None = None
-    """Target entropy, in units of -|A| for Box actions (default: 1), of log n for n discrete ones (default: 0.5)."""
+    """Target entropy, in units of -|A| for Box actions (default: 1), of log n for n discrete ones
+    (default: 0.5).
+    """
 
     # normalisation
     normalize_obs: bool = False
@@ -104,7 +108,9 @@ class Args(OffPolicyArgs):
     critic_hidden_sizes: Counts | None = None
     """Widths of the hidden layers of each Q function (default: --hidden-sizes)."""
     log_std_min: Annotated[float, Bounds(at_most=1)] = -5.0
-    """Lowest logarithm of the policy's standard deviation for Box actions, at most 1; the highest is 2."""
+    """Lowest logarithm of the policy's standard deviation for Box actions, at most 1; the highest
+    is 2.
+    """
     squash_log_std: bool = True
     """Squash the log standard deviation into its range by a tanh, else clip it."""
 
@@ -128,9 +134,21 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from pmaprl.algorithm import Discrete, EnvSpec, Flags, Now, OffPolicy, Space, Transition, nets, optim, run_algorithm
+from pmaprl.algorithm import (
+    Discrete,
+    EnvSpec,
+    Flags,
+    Now,
+    OffPolicy,
+    Space,
+    Transition,
+    nets,
+    optim,
+    run_algorithm,
+)
 
-# ---------------------------------------------------------------------------------------------------------- networks
+# --------------------------------------------------------------------------------------------------
+# networks
 
 
 class Actor(nn.Module):
@@ -141,12 +159,19 @@ class Actor(nn.Module):
     action_space: Space
 
     @nn.compact
-    def __call__(self, obs: jax.Array, train: bool = False) -> nets.Categoricals | nets.SquashedNormal:
-        args, layer = self.args, {"dtype": self.args.dtype}
+    def __call__(
+        self, obs: jax.Array, train: bool = False
+    ) -> nets.Categoricals | nets.SquashedNormal:
+        args = self.args
+        layer = {"dtype": self.args.dtype}
         x = nets.Features(self.obs_space, args.activation, layer)(obs)
-        x = nets.MLP(args.hidden_sizes, args.activation, layer, args.actor_norm, args.residual)(x, train)
+        x = nets.MLP(args.hidden_sizes, args.activation, layer, args.actor_norm, args.residual)(
+            x, train
+        )
         if isinstance(self.action_space, Discrete):
-            policy = nets.Categoricals(nn.Dense(self.action_space.n)(x), self.action_space.nvec, scalar=True)
+            policy = nets.Categoricals(
+                nn.Dense(self.action_space.n)(x), self.action_space.nvec, scalar=True
+            )
             return policy.only(nets.legal_actions(obs))
         x = nn.Dense(2 * math.prod(self.action_space.shape))(x)
         return nets.SquashedNormal.of(x, args.log_std_min, args.squash_log_std)
@@ -160,26 +185,35 @@ class QFunction(nn.Module):
     action_space: Space
 
     @nn.compact
-    def __call__(self, obs: jax.Array, action: jax.Array | None = None, train: bool = False) -> nets.Returns:
-        args, layer = self.args, {"dtype": self.args.dtype}
+    def __call__(
+        self, obs: jax.Array, action: jax.Array | None = None, train: bool = False
+    ) -> nets.Returns:
+        args = self.args
+        layer = {"dtype": self.args.dtype}
         widths = args.critic_hidden_sizes or args.hidden_sizes
         x = nets.Features(self.obs_space, args.activation, layer)(obs)
         layers = nets.MLP(widths, args.activation, layer, args.critic_norm, args.residual)
         if isinstance(self.action_space, Discrete):
             n = self.action_space.n
-            outputs = nn.Dense(n * args.critic_bins)(layers(x, train)).reshape(-1, n, args.critic_bins)
+            outputs = nn.Dense(n * args.critic_bins)(layers(x, train)).reshape(
+                -1, n, args.critic_bins
+            )
         else:
-            outputs = nn.Dense(args.critic_bins)(layers(jnp.concatenate([x, action], axis=-1), train))
+            outputs = nn.Dense(args.critic_bins)(
+                layers(jnp.concatenate([x, action], axis=-1), train)
+            )
         return nets.Returns.of(outputs, -args.critic_limit, args.critic_limit)
 
 
-# ----------------------------------------------------------------------------------------------------------- records
+# --------------------------------------------------------------------------------------------------
+# records
 
 
 class Params(NamedTuple):
     actor: Any
     critics: Any
-    targets: Any  # slowly following `critics`, or None: then `critics` are, and XLA makes one pass of equal ones
+    # Slowly following `critics`, or None: then `critics` are, and XLA makes one pass of equal ones
+    targets: Any
     log_alpha: jax.Array  # [] logarithm of the temperature
 
 
@@ -198,112 +232,175 @@ class Learner(struct.PyTreeNode):
     return_stats: Any  # RunningStats of discounted returns, or None
 
 
-# ------------------------------------------------------------------------------------------------------------- maths
+# --------------------------------------------------------------------------------------------------
+# maths
 
 
 def td_target(reward, terminated, next_q, next_entropy, alpha, gamma: float) -> jax.Array:
-    """Target of both Q functions (Haarnoja et al. 2018b, eq. 2 and 3): reward + gamma * soft value of what follows."""
+    """Target of both Q functions (Haarnoja et al. 2018b, eq. 2 and 3): reward + gamma * soft value
+    of what follows.
+    """
     return reward + gamma * jnp.where(terminated, 0.0, next_q + alpha * next_entropy)
 
 
-def adam(learning_rate: float | jax.Array, hp: Flags, weight_decay: float = 0.0) -> optax.GradientTransformation:
-    """The optimizer (Kingma & Ba 2015), with the averages that `hp` says; AdamW where networks have a weight decay."""
+def adam(
+    learning_rate: float | jax.Array, hp: Flags, weight_decay: float = 0.0
+) -> optax.GradientTransformation:
+    """The optimizer (Kingma & Ba 2015), with the averages that `hp` says; AdamW where networks have
+    a weight decay.
+    """
     decay = {"weight_decay": weight_decay} if hp.weight_decay else {}
     return (optax.adamw if decay else optax.adam)(learning_rate, hp.adam_b1, hp.adam_b2, **decay)
 
 
 def target_entropy(space: Space, scale: float | None) -> float:
-    """Entropy in nats that --autotune steers to: -|A| for a Box scaled to -1 .. 1, half of log n for n actions."""
+    """Entropy in nats that --autotune steers to: -|A| for a Box scaled to -1 .. 1, half of log n
+    for n actions.
+    """
     if isinstance(space, Discrete):
         return (0.5 if scale is None else scale) * math.log(space.n)
     return -(1.0 if scale is None else scale) * math.prod(space.shape)
 
 
 def entropy_scales(space: Space) -> tuple[float, float]:
-    """Lowest and highest --target-entropy-scale that a policy can reach: none has more entropy than the uniform one."""
+    """Lowest and highest --target-entropy-scale that a policy can reach: none has more entropy than
+    the uniform one.
+    """
     return (-math.inf, 1.0) if isinstance(space, Discrete) else (-math.log(2), math.inf)
 
 
-# --------------------------------------------------------------------------------------------------------- algorithm
+# --------------------------------------------------------------------------------------------------
+# algorithm
 
 
 def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
-    """SAC for `env` as pure functions of one agent on one device. Raises UsageError for other actions."""
+    """SAC for `env` as pure functions of one agent on one device. Raises UsageError for other
+    actions.
+    """
     nets.check_squashable(env, "algos/ppo_pmap.py")
     discrete = isinstance(env.action_space, Discrete)
     actor = Actor(args, nets.without_privileged(env.observation_space), env.action_space)
-    critics = nets.Ensemble(QFunction(args, env.observation_space, env.action_space), 2)  # [2, B] or [2, B, n]
+    # [2, B] or [2, B, n]
+    critics = nets.Ensemble(QFunction(args, env.observation_space, env.action_space), 2)
     low, high = entropy_scales(env.action_space)
     for scale in args.values_of("target_entropy_scale"):
         if scale is not None and not low <= scale <= high:
             most = "log n, scale 1" if discrete else "|A| log 2, scale -0.693"
-            raise UsageError(f"--target-entropy-scale {scale}: no policy has more entropy than {most}")
+            raise UsageError(
+                f"--target-entropy-scale {scale}: no policy has more entropy than {most}"
+            )
 
     def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> jax.Array:
         """Actions [N, ...] as the replay buffer keeps them, within -1 .. 1."""
         return policy_of(learner, obs).sample(noise)
 
     def update(learner: Learner, batch: Transition, now: Now) -> tuple[Learner, optim.Metrics]:
-        """One step of both Q functions, of their targets, and, when it is due, of policy and temperature."""
+        """One step of both Q functions, of their targets, and, when it is due, of policy and
+        temperature.
+        """
         obs, next_obs = (nets.normalize(learner.obs_stats, x) for x in (batch.obs, batch.next_obs))
         reward = batch.reward / learner.return_stats.std if args.normalize_rewards else batch.reward
         batch = batch._replace(obs=obs, next_obs=next_obs, reward=reward)
         # Expectations over all actions need no noise
-        next_noise, noise = (None if discrete else optim.noise_like(keys, batch.action) for keys in now.keys)
+        next_noise, noise = (
+            None if discrete else optim.noise_like(keys, batch.action) for keys in now.keys
+        )
         learner, metrics = update_critics(learner, batch, next_noise, now.hp)
         if args.target_networks:
-            params, tau = learner.params, jnp.where(now.updates % args.target_frequency == 0, now.hp.tau, 0.0)
-            targets = jax.tree.map(lambda old, new: old + tau * (new - old), params.targets, params.critics)
+            params = learner.params
+            tau = jnp.where(now.updates % args.target_frequency == 0, now.hp.tau, 0.0)
+            targets = jax.tree.map(
+                lambda old, new: old + tau * (new - old), params.targets, params.critics
+            )
             learner = learner.replace(params=params._replace(targets=targets))
         due = now.updates % args.policy_frequency == 0
-        learner, policy_metrics = optim.when(due, lambda learner: update_policy(learner, batch, noise, now.hp), learner)
+        learner, policy_metrics = optim.when(
+            due, lambda learner: update_policy(learner, batch, noise, now.hp), learner
+        )
         return learner, metrics | policy_metrics
 
-    def update_critics(learner: Learner, batch: Transition, noise: jax.Array, hp: Flags) -> tuple[Learner, dict]:
+    def update_critics(
+        learner: Learner, batch: Transition, noise: jax.Array, hp: Flags
+    ) -> tuple[Learner, dict]:
         """One gradient step of both Q functions."""
-        params, opt_states, alpha = learner.params, learner.opt_states, temperature(learner, hp)
+        params = learner.params
+        opt_states = learner.opt_states
+        alpha = temperature(learner, hp)
         next_policy = actor.apply(params.actor, batch.next_obs)
         next_action, next_entropy = drawn(next_policy, noise)
         pairs = (batch.obs, batch.action), (batch.next_obs, next_action)
-        next_q = smaller(nets.apply_to_both(critics, params.targets or params.critics, *pairs)[1], next_policy)
-        atoms = td_target(batch.reward, batch.terminated, next_q.atoms.T, next_entropy, alpha, hp.gamma)  # [K, B]
+        next_q = smaller(
+            nets.apply_to_both(critics, params.targets or params.critics, *pairs)[1], next_policy
+        )
+        # [K, B]
+        atoms = td_target(
+            batch.reward, batch.terminated, next_q.atoms.T, next_entropy, alpha, hp.gamma
+        )
         target = next_q.replace(atoms=atoms.T)
 
         def loss(variables):
             q, _, stats = nets.apply_to_both(critics, variables, *pairs)
             q = q.of_actions(batch.action) if discrete else q
             losses = jnp.mean(q.error(target), axis=-1)  # [2]
-            means, td_error = jnp.mean(q.mean(), axis=-1), jnp.mean(jnp.abs(q.mean() - target.mean()))
-            metrics = {"loss/q1": losses[0], "loss/q2": losses[1], "q/mean1": means[0], "q/mean2": means[1]}
+            means = jnp.mean(q.mean(), axis=-1)
+            td_error = jnp.mean(jnp.abs(q.mean() - target.mean()))
+            metrics = {
+                "loss/q1": losses[0],
+                "loss/q2": losses[1],
+                "q/mean1": means[0],
+                "q/mean2": means[1],
+            }
             metrics |= {"q/outside": jnp.mean(target.outside())} if args.critic_bins > 1 else {}
-            return jnp.sum(losses), (metrics | {"q/target": jnp.mean(target.mean()), "q/td_error": td_error}, stats)
+            return jnp.sum(losses), (
+                metrics | {"q/target": jnp.mean(target.mean()), "q/td_error": td_error},
+                stats,
+            )
 
         optimizer = adam(hp.q_lr, hp, args.weight_decay), opt_states.critics, args.weight_norm
         new, opt_state, metrics, norm = optim.gradient_step(loss, params.critics, *optimizer)
-        params, opt_states = params._replace(critics=new), opt_states._replace(critics=opt_state)
-        return learner.replace(params=params, opt_states=opt_states), metrics | {"grad/q_norm": norm}
+        params = params._replace(critics=new)
+        opt_states = opt_states._replace(critics=opt_state)
+        return learner.replace(params=params, opt_states=opt_states), metrics | {
+            "grad/q_norm": norm
+        }
 
-    def update_policy(learner: Learner, batch: Transition, noise: jax.Array, hp: Flags) -> tuple[Learner, dict]:
+    def update_policy(
+        learner: Learner, batch: Transition, noise: jax.Array, hp: Flags
+    ) -> tuple[Learner, dict]:
         """One gradient step of the policy and, with --autotune, of the temperature."""
-        params, opt_states, alpha = learner.params, learner.opt_states, temperature(learner, hp)
+        params = learner.params
+        opt_states = learner.opt_states
+        alpha = temperature(learner, hp)
         target = target_entropy(env.action_space, hp.target_entropy_scale)
-        legal = nets.legal_actions(batch.obs)  # with a mask: the same share of the largest possible entropy
+        # With a mask: the same share of the largest possible entropy
+        legal = nets.legal_actions(batch.obs)
         scale = target / math.log(env.action_space.n) if discrete else 1.0
-        masked = {} if legal is None else {"policy/target_entropy": scale * jnp.mean(nets.largest_entropy(legal))}
+        masked = (
+            {}
+            if legal is None
+            else {"policy/target_entropy": scale * jnp.mean(nets.largest_entropy(legal))}
+        )
 
         def loss(variables):
             policy, stats = actor.apply(variables, batch.obs, train=True, mutable="batch_stats")
             action, entropy = drawn(policy, noise)
             q = smaller(critics.apply(params.critics, batch.obs, action), policy).mean()
             value = -jnp.mean(q + alpha * entropy)
-            return value, ({"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | masked, stats)
+            return value, (
+                {"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | masked,
+                stats,
+            )
 
         optimizer = adam(hp.policy_lr, hp, args.weight_decay), opt_states.actor, args.weight_norm
         new, opt_state, metrics, norm = optim.gradient_step(loss, params.actor, *optimizer)
-        params, opt_states = params._replace(actor=new), opt_states._replace(actor=opt_state)
-        if args.autotune:  # the gradient of log_alpha * (entropy - target), with the entropy over all devices
+        params = params._replace(actor=new)
+        opt_states = opt_states._replace(actor=opt_state)
+        # The gradient of log_alpha * (entropy - target), with the entropy over all devices
+        if args.autotune:
             gradient = metrics["policy/entropy"] - metrics.get("policy/target_entropy", target)
-            change, alpha_state = adam(hp.q_lr, hp).update(gradient, opt_states.log_alpha, params.log_alpha)
+            change, alpha_state = adam(hp.q_lr, hp).update(
+                gradient, opt_states.log_alpha, params.log_alpha
+            )
             params = params._replace(log_alpha=params.log_alpha + change)
             opt_states = opt_states._replace(log_alpha=alpha_state)
         metrics |= {"policy/alpha": alpha, "grad/policy_norm": norm}
@@ -313,7 +410,9 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         return jnp.exp(learner.params.log_alpha) if args.autotune else jnp.float32(hp.alpha)
 
     def drawn(policy: Any, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Actions [B, ...] and the policy's entropy [B] in expectation. Discrete Q functions are of all actions."""
+        """Actions [B, ...] and the policy's entropy [B] in expectation. Discrete Q functions are of
+        all actions.
+        """
         if discrete:
             return jnp.zeros(policy.logits.shape[:1], jnp.int32), policy.entropy()
         action, log_prob = policy.sample_with_log_prob(noise)
@@ -328,17 +427,25 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         return actor.apply(learner.params.actor, nets.normalize(learner.obs_stats, obs))
 
     def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
-        """The learner after transitions [T, N, ...] were stored, those that are `valid` [T, N] if that is given."""
+        """The learner after transitions [T, N, ...] were stored, those that are `valid` [T, N] if
+        that is given.
+        """
         obs_stats = nets.update_stats(learner.obs_stats, new.obs, valid)
         return_stats = nets.update_stats(learner.return_stats, new.discounted, valid)
         return learner.replace(obs_stats=obs_stats, return_stats=return_stats)
 
     def init(key: jax.Array, hp: Flags) -> Learner:
-        obs, action = env.example_obs(1), nets.empty_action(env.action_space)[None]
+        obs = env.example_obs(1)
+        action = nets.empty_action(env.action_space)[None]
         actor_key, critics_key = jax.random.split(key)
         networks = actor.init(actor_key, obs), critics.init(critics_key, obs, action)
         policy, q = map(optim.unit_norm, networks) if args.weight_norm else networks
-        params = Params(policy, q, q if args.target_networks else None, jnp.log(jnp.float32(hp.alpha)))
+        params = Params(
+            actor=policy,
+            critics=q,
+            targets=q if args.target_networks else None,
+            log_alpha=jnp.log(jnp.float32(hp.alpha)),
+        )
         return Learner(
             params=params,
             opt_states=OptStates(*map(adam(hp.q_lr, hp).init, (policy, q, params.log_alpha))),
@@ -347,21 +454,35 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         )
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely ones."""
+        """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely
+        ones.
+        """
         policy = policy_of(learner, obs)
-        return nets.to_env(policy.mode() if key is None else policy.sample_with_key(key), env.action_space)
+        return nets.to_env(
+            policy.mode() if key is None else policy.sample_with_key(key), env.action_space
+        )
 
     limits = {"target_entropy_scale": (low, high)}
     support = f"--critic-limit {args.critic_limit:g}"
     cautions = nets.caution_of_support(support) if args.critic_bins > 1 else {}
-    return OffPolicy(init, explore, update, act, observe, limits=limits, cautions=cautions)
+    return OffPolicy(
+        init=init,
+        explore=explore,
+        update=update,
+        act=act,
+        observe=observe,
+        limits=limits,
+        cautions=cautions,
+    )
 
 
 make_algorithm = make_sac  # the name by which `load_policy` knows it
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
-    """Train as the command line does, also on an environment object or with a callback; see `run_algorithm`."""
+    """Train as the command line does, also on an environment object or with a callback; see
+    `run_algorithm`.
+    """
     return run_algorithm(args, __file__, make_sac, env, callback)
 
 

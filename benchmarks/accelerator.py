@@ -1,9 +1,11 @@
-"""How fast training gets with more environments, on whatever devices there are: one table and one picture.
+"""How fast training gets with more environments, on whatever devices there are: one table and one
+picture.
 
 python -m benchmarks.accelerator --minutes 8
 
-Each algorithm trains on each environment with more and more environments, until the time is over, a device's memory is
-full, or the speed falls. What is measured is kept at once, so it may be stopped at any time.
+Each algorithm trains on each environment with more and more environments, until the time is over, a
+device's memory is full, or the speed falls. What is measured is kept at once, so it may be stopped
+at any time.
 """
 
 import time
@@ -27,7 +29,8 @@ from pmaprl.runs.directory import write_json
 # Environments to begin with; 4 times as many come next
 FIRST = {"ppo_pmap": 64, "ppo_rnn_pmap": 64, "pqn_pmap": 64, "sac_pmap": 16, "dqn_pmap": 16}
 FILE = "accelerator.json"
-WORTH = 1.05  # more environments are tried as long as the last ones were so many times as fast as those before
+# More environments are tried as long as the last ones were so many times as fast as those before
+WORTH = 1.05
 COLUMNS = "algorithm", "environment", "environments", "steps/s", "memory", "kernels", "compiled"
 KEY = "algorithm", "env", "num_envs"
 Row = dict[str, Any]
@@ -55,10 +58,13 @@ def measure_all(args: Args) -> None:
 
     Raises UsageError where the first size of one cannot be, TrainingError where nothing can.
     """
-    folder, deadline = Path(args.results) / machine_class(), time.monotonic() + 60 * args.minutes
+    folder = Path(args.results) / machine_class()
+    deadline = time.monotonic() + 60 * args.minutes
     make_folder(folder)
     rows = load_rows(folder) if (folder / FILE).exists() else []
-    series = [(algorithm, env, FIRST[algorithm], 0.0) for algorithm in args.algos for env in args.envs]
+    series = [
+        (algorithm, env, FIRST[algorithm], 0.0) for algorithm in args.algos for env in args.envs
+    ]
     print(table([]))
     while series and time.monotonic() < deadline:
         *sizes, before = series.pop(0)
@@ -78,15 +84,25 @@ def measure_all(args: Args) -> None:
 
 
 def measurement(algorithm: str, env: str, num_envs: int) -> Row:
-    """What benchmarks.speed measures, in a process that may run out of memory; `failed` says why not.
+    """What benchmarks.speed measures, in a process that may run out of memory; `failed` says why
+    not.
 
     Raises UsageError where the algorithm does not take its first size, or this environment.
     """
-    # At most 8 gradient updates after each step of all environments; several steps of DQN would need a warm-up
-    of_replay = {"utd_ratio": min(1.0, 8 / num_envs)} | ({"n_steps": 1} if algorithm == "dqn_pmap" else {})
-    of_rollouts = {"num_minibatches": 8} | ({"share_torso": env.endswith("-MinAtar")} if "ppo" in algorithm else {})
-    flags = {"env": env, "num_envs": num_envs} | (of_replay if algorithm in ("sac_pmap", "dqn_pmap") else of_rollouts)
-    training = Training(ROOT, algorithm, flag_words(flags), seconds=2.0, kernels=True)
+    # At most 8 gradient updates after each step of all environments; several steps of DQN would
+    # need a warm-up
+    of_replay = {"utd_ratio": min(1.0, 8 / num_envs)} | (
+        {"n_steps": 1} if algorithm == "dqn_pmap" else {}
+    )
+    of_rollouts = {"num_minibatches": 8} | (
+        {"share_torso": env.endswith("-MinAtar")} if "ppo" in algorithm else {}
+    )
+    flags = {"env": env, "num_envs": num_envs} | (
+        of_replay if algorithm in ("sac_pmap", "dqn_pmap") else of_rollouts
+    )
+    training = Training(
+        algorithm=ROOT, env=algorithm, total_timesteps=flag_words(flags), seconds=2.0, kernels=True
+    )
     try:
         return {"flags": flags, "steps_per_second": training.measure()} | training.about
     except (TrainingError, UsageError) as error:
@@ -96,8 +112,12 @@ def measurement(algorithm: str, env: str, num_envs: int) -> Row:
 
 
 def load_rows(machine: Path) -> list[Row]:
-    """What was measured on a class of machines. Raises UsageError where the file is something else."""
-    return read_record(machine / FILE, "benchmarks.accelerator", lambda record: table(record["rows"]))["rows"]
+    """What was measured on a class of machines. Raises UsageError where the file is something
+    else.
+    """
+    return read_record(
+        machine / FILE, "benchmarks.accelerator", lambda record: table(record["rows"])
+    )["rows"]
 
 
 def table(rows: list[Row]) -> str:
@@ -107,7 +127,12 @@ def table(rows: list[Row]) -> str:
         cells = [f"failed: {row['failed']}", "", "", ""] if "failed" in row else []
         if not cells:
             kernels, memory = sizes_of(row)
-            cells = [f"{row['steps_per_second']:,.0f}", memory, kernels, f"{row['compile_seconds']:.0f} s"]
+            cells = [
+                f"{row['steps_per_second']:,.0f}",
+                memory,
+                kernels,
+                f"{row['compile_seconds']:.0f} s",
+            ]
         lines.append([row["algorithm"], row["env"], f"{row['num_envs']:,}", *cells])
     return markdown(COLUMNS, lines)
 
@@ -116,13 +141,17 @@ def picture(rows: list[Row]) -> Any:
     """Steps/s over environments."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-    panels, series = [], {}
+    panels = []
+    series = {}
     for row in rows:
         if "failed" not in row:
             of_env = series.setdefault(row["algorithm"], {}).setdefault(row["env"], [])
             of_env.append((row["num_envs"], row["steps_per_second"]))
     for algorithm, of_envs in series.items():
-        lines = [Line(env, *np.array(points, float).T, style=i) for i, (env, points) in enumerate(of_envs.items())]
+        lines = [
+            Line(env, *np.array(points, float).T, style=i)
+            for i, (env, points) in enumerate(of_envs.items())
+        ]
         panels.append(Panel(algorithm, lines))
     figure = draw(panels, "environments", "environment steps/s")
     for axes in figure.axes:

@@ -1,11 +1,12 @@
-"""What an accelerator makes of the programs, in one script of a few minutes: speeds, options of XLA, a profile.
+"""What an accelerator makes of the programs, in one script of a few minutes: speeds, options of
+XLA, a profile.
 
     python -m benchmarks.card --source ~/purejaxrl ~/purejaxql
     python -m benchmarks.card --parts options profile --minutes 4
 
-Each part has a share of the time, and a line of JSON is written as soon as it is known, so that the script may be
-stopped at any time. What is compared takes turns: every program lives in a process of its own, all compile at the same
-time, and then one at a time is measured.
+Each part has a share of the time, and a line of JSON is written as soon as it is known, so that the
+script may be stopped at any time. What is compared takes turns: every program lives in a process of
+its own, all compile at the same time, and then one at a time is measured.
 """
 
 import contextlib
@@ -49,7 +50,8 @@ COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer"
 OPTIONS = {  # of XLA, each beside its defaults
     "no graphs": f"{COMMAND_BUFFERS}=",
     "graphs of loops": f"{COMMAND_BUFFERS}=+WHILE,+CONDITIONAL",
-    "unrolled loops": f"{COMMAND_BUFFERS}=+WHILE,+CONDITIONAL --xla_gpu_command_buffer_unroll_loops=true",
+    "unrolled loops": f"{COMMAND_BUFFERS}=+WHILE,+CONDITIONAL "
+    "--xla_gpu_command_buffer_unroll_loops=true",
     "small graphs": "--xla_gpu_graph_min_graph_size=1",
     "large graphs": "--xla_gpu_graph_min_graph_size=50",
     "concurrent regions": "--xla_gpu_graph_enable_concurrent_region=true",
@@ -68,8 +70,9 @@ class Args:
     minutes: Timeout = 9.0
     """When to end; what no time is left for is named."""
     parts: tuple[Literal[tuple(SHARES)], ...] = tuple(SHARES)
-    """Parts to measure: speeds beside peers, updates per call, XLA's options, a profile, other algorithms, exact
-    resume, and compiling."""
+    """Parts to measure: speeds beside peers, updates per call, XLA's options, a profile, other
+    algorithms, exact resume, and compiling.
+    """
     num_envs: Counts = (1_024, 8_192, 65_536)
     """Environments of the parts that are measured in several sizes; the others take the first."""
     num_steps: Count = 128
@@ -85,7 +88,9 @@ class Args:
     peer_python: str = sys.executable
     """Python that has the packages of those."""
     out: str = ""
-    """File for the lines (default: card.jsonl in benchmarks/results, in the folder for this class of machine)."""
+    """File for the lines (default: card.jsonl in benchmarks/results, in the folder for this class
+    of machine).
+    """
 
     def __post_init__(self):
         check_flags(self)
@@ -98,14 +103,22 @@ class Args:
 
 
 class Worker:
-    """A process with one program, which compiles it and then measures on request. Any failure is a TrainingError."""
+    """A process with one program, which compiles it and then measures on request. Any failure is a
+    TrainingError.
+    """
 
     def __init__(self, job: Row, options: str = "", cache: str = "", python: str = sys.executable):
-        """Start to compile. `options` are added to XLA_FLAGS; without a `cache` folder all is compiled anew."""
+        """Start to compile. `options` are added to XLA_FLAGS; without a `cache` folder all is
+        compiled anew.
+        """
         flags = f"{os.environ.get('XLA_FLAGS', '')} {options}".strip()
         environment = os.environ | imports_of(ROOT) | {"XLA_FLAGS": flags}
-        environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # several processes share the device
-        cached = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        # Several processes share the device
+        environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        cached = {
+            "JAX_COMPILATION_CACHE_DIR": cache,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
         environment |= cached if cache else UNCACHED
         self.about: Row = {}
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the process)
@@ -157,11 +170,14 @@ class Worker:
 
 
 class Card:
-    """What the command does: parts one after another, a line of JSON for everything that is known."""
+    """What the command does: parts one after another, a line of JSON for everything that is
+    known.
+    """
 
     def __init__(self, args: Args, path: Path):
         self.args = args
-        self._path, self._began = path, time.monotonic()
+        self._path = path
+        self._began = time.monotonic()
         self._end = self._began  # of the part under way
         self.best_options = ""
 
@@ -174,9 +190,13 @@ class Card:
         """All parts."""
         total = sum(SHARES[part] for part in self.args.parts)
         self._path.unlink(missing_ok=True)
-        self.write("start", {"machine": machine_class(), "git": git_hash(ROOT), "args": vars(self.args)})
+        self.write(
+            "start", {"machine": machine_class(), "git": git_hash(ROOT), "args": vars(self.args)}
+        )
         for part in self.args.parts:
-            self._end = max(self._end, time.monotonic()) + 60 * self.args.minutes * SHARES[part] / total
+            self._end = (
+                max(self._end, time.monotonic()) + 60 * self.args.minutes * SHARES[part] / total
+            )
             try:
                 getattr(self, part)()
             except TrainingError as error:
@@ -189,7 +209,8 @@ class Card:
         with self._path.open("a") as file:
             file.write(line + "\n")
 
-    # ------------------------------------------------------------------------------------------------------- parts
+    # ----------------------------------------------------------------------------------------------
+    # parts
 
     def beside(self) -> None:
         """Ours and a peer's, by turns, in several sizes."""
@@ -214,7 +235,9 @@ class Card:
         for name, job in names.items():
             if not job:
                 continue
-            with self.workers({option: (job, flags) for option, flags in ({"": ""} | OPTIONS).items()}) as workers:
+            with self.workers(
+                {option: (job, flags) for option, flags in ({"": ""} | OPTIONS).items()}
+            ) as workers:
                 found = self.compare("options", workers, {"program": name})
             faster = [option for option, ratio in found.items() if ratio >= WORTH]
             flags = merged(OPTIONS[option] for option in sorted(faster, key=found.get))
@@ -227,19 +250,27 @@ class Card:
 
     def profile(self) -> None:
         """Kernels of an update of ours and of PureJaxRL."""
-        jobs = {"ppo": self.job("ppo"), "ppo of purejaxrl": self.peer_job("ppo"), "sac": self.job("sac")}
+        jobs = {
+            "ppo": self.job("ppo"),
+            "ppo of purejaxrl": self.peer_job("ppo"),
+            "sac": self.job("sac"),
+        }
         with self.workers({name: (job, "") for name, job in jobs.items() if job}) as workers:
             for name, worker in workers.items():
                 self.write("profile", {"program": name} | self.tried(worker.ask, profile=True))
 
     def others(self) -> None:
         """The speed of other algorithms."""
-        with self.workers({name: (self.job(name), "") for name in ("sac", "dqn", "ppo-gru")}) as workers:
+        with self.workers(
+            {name: (self.job(name), "") for name in ("sac", "dqn", "ppo-gru")}
+        ) as workers:
             for name, worker in workers.items():
                 self.write("others", {"program": name} | self.tried(self.measured, worker))
 
     def resume(self) -> None:
-        """Runs that stop and go on end as others do, to the last bit, also with the options that are chosen."""
+        """Runs that stop and go on end as others do, to the last bit, also with the options that
+        are chosen.
+        """
         for options in dict.fromkeys(["", self.best_options]):
             with self.workers({"ppo": (self.job("ppo") | {"kind": "resume"}, options)}) as workers:
                 if workers:
@@ -251,9 +282,13 @@ class Card:
             for name in ("alone", "from the cache"):
                 worker = Worker(self.job("ppo"), cache=cache)
                 with contextlib.closing(worker):
-                    self.write("compiling", {"how": name} | self.tried(lambda worker=worker: worker.built().about))
+                    self.write(
+                        "compiling",
+                        {"how": name} | self.tried(lambda worker=worker: worker.built().about),
+                    )
 
-    # ----------------------------------------------------------------------------------------- what they are made of
+    # ----------------------------------------------------------------------------------------- what
+    # they are made of
 
     def job(self, program: str, num_envs: int = 0) -> Row:
         """One of ours."""
@@ -273,14 +308,25 @@ class Card:
 
     @contextlib.contextmanager
     def workers(self, jobs: dict[str, tuple[Row, str]]) -> Iterator[dict[str, Worker]]:
-        """Inside, there is a process for each job and its options that has compiled; the others are named."""
-        waiting, started, built = list(jobs.items()), [], {}
+        """Inside, there is a process for each job and its options that has compiled; the others are
+        named.
+        """
+        waiting = list(jobs.items())
+        started = []
+        built = {}
         with contextlib.ExitStack() as stack:
             while waiting or started:
                 while waiting and len(started) < self.args.at_once and self.left > 0:
                     name, (job, options) = waiting.pop(0)
                     python = self.args.peer_python if job["kind"] == "peer" else sys.executable
-                    started.append((name, stack.enter_context(contextlib.closing(Worker(job, options, python=python)))))
+                    started.append(
+                        (
+                            name,
+                            stack.enter_context(
+                                contextlib.closing(Worker(job, options, python=python))
+                            ),
+                        )
+                    )
                 if not started:
                     self.write("no time", {"left out": [name or "defaults" for name, _ in waiting]})
                     break
@@ -298,9 +344,15 @@ class Card:
             if turn and self.left < 0:
                 break
             for name in list(workers)[:: -1 if turn % 2 else 1]:
-                row = self.tried(partial(workers[name].ask, seconds=self.args.seconds, updates=CALLS[-1]))
+                row = self.tried(
+                    partial(workers[name].ask, seconds=self.args.seconds, updates=CALLS[-1])
+                )
                 measured[name] += [row] * ("failed" not in row)
-        rows = {name: workers[name].about | median_of(found) for name, found in measured.items() if found}
+        rows = {
+            name: workers[name].about | median_of(found)
+            for name, found in measured.items()
+            if found
+        }
         first = next(iter(rows.values()), {}).get("steps_per_second", math.nan)
         for name, row in rows.items():
             row["times_the_first"] = round(row["steps_per_second"] / first, 3)
@@ -309,7 +361,9 @@ class Card:
 
     def measured(self, worker: Worker, updates: int = CALLS[-1]) -> Row:
         """The median speed of a program with so many updates in a call."""
-        found = [worker.ask(seconds=self.args.seconds, updates=updates) for _ in range(self.args.rounds)]
+        found = [
+            worker.ask(seconds=self.args.seconds, updates=updates) for _ in range(self.args.rounds)
+        ]
         return worker.about | median_of(found)
 
     def tried(self, function: Callable[..., Row], *args: Any, **named: Any) -> Row:
@@ -323,7 +377,10 @@ class Card:
 def median_of(measured: list[Row]) -> Row:
     """One row of several measurements."""
     speeds = [row["steps_per_second"] for row in measured]
-    return {"steps_per_second": round(statistics.median(speeds)), "rounds": [round(x) for x in speeds]}
+    return {
+        "steps_per_second": round(statistics.median(speeds)),
+        "rounds": [round(x) for x in speeds],
+    }
 
 
 def merged(options: Iterator[str]) -> str:
@@ -332,7 +389,8 @@ def merged(options: Iterator[str]) -> str:
     return " ".join(flags.values())
 
 
-# -------------------------------------------------------------------------------------------- in the other processes
+# -------------------------------------------------------------------------------------------- in
+# the other processes
 
 
 def work(job: Row) -> None:
@@ -353,7 +411,9 @@ def ours(job: Row) -> tuple[Row, Callable[..., Row]]:
     from pmaprl.device.programs import compile_together
 
     flags = {"num_steps": job["num_steps"]} if "num_steps" in PROGRAMS[job["program"]][1] else {}
-    args, programs, members, example = parts_of_run(job["program"], job["num_envs"], jax.devices()[:1], flags)
+    args, programs, members, example = parts_of_run(
+        job["program"], job["num_envs"], jax.devices()[:1], flags
+    )
     began = time.perf_counter()
     programs = programs._replace(evaluate=None)  # which is not measured
     programs = compile_together(programs, members, jax.eval_shape(programs.init, members), example)
@@ -365,7 +425,9 @@ def ours(job: Row) -> tuple[Row, Callable[..., Row]]:
         state, outcome = programs.update(state, np.int32(updates))
         jax.block_until_ready(outcome)
 
-    return {"compile_seconds": round(seconds, 2)}, partial(measurement, advance, args.steps_per_update)
+    return {"compile_seconds": round(seconds, 2)}, partial(
+        measurement, advance, args.steps_per_update
+    )
 
 
 def peer(job: Row) -> tuple[Row, Callable[..., Row]]:
@@ -376,14 +438,19 @@ def peer(job: Row) -> tuple[Row, Callable[..., Row]]:
     from flax import linen
 
     linen.GRUCell = trainer.GRUCell
-    sizes = {name.upper(): PROGRAMS[job["program"]][1][name] for name in ("update_epochs", "num_minibatches")}
+    sizes = {
+        name.upper(): PROGRAMS[job["program"]][1][name]
+        for name in ("update_epochs", "num_minibatches")
+    }
     sizes |= {
         "ENV_NAME": PROGRAMS[job["program"]][1]["env"],
         "NUM_ENVS": job["num_envs"],
         "NUM_STEPS": job["num_steps"],
     }
     steps = job["num_envs"] * job["num_steps"]
-    module, config = trainer.trained_by(job["source"], job["file"], sizes | {"TOTAL_TIMESTEPS": CALLS[-1] * steps})
+    module, config = trainer.trained_by(
+        job["source"], job["file"], sizes | {"TOTAL_TIMESTEPS": CALLS[-1] * steps}
+    )
     began = time.perf_counter()
     train = jax.jit(module.make_train(config)).lower(jax.random.PRNGKey(0)).compile()
     seconds = time.perf_counter() - began
@@ -422,7 +489,8 @@ def measurement(
             with jax.profiler.trace(folder, create_perfetto_trace=False):
                 advance(updates)
             return summary_of(newest_trace(Path(folder)), updates)
-    began, calls = time.perf_counter(), 0
+    began = time.perf_counter()
+    calls = 0
     while calls == 0 or time.perf_counter() - began < seconds:
         advance(updates)
         calls += 1
@@ -437,7 +505,11 @@ def resumed(job: Row) -> tuple[Row, Callable[..., Row]]:
     module = importlib.import_module(f"pmaprl.algos.{name}")
     sizes = {"num_envs": job["num_envs"], "num_steps": job["num_steps"]}
     total = 8 * job["num_envs"] * job["num_steps"]
-    flags = flags | sizes | {"total_timesteps": total, "quiet": True, "num_devices": 1, "eval_episodes": 8}
+    flags = (
+        flags
+        | sizes
+        | {"total_timesteps": total, "quiet": True, "num_devices": 1, "eval_episodes": 8}
+    )
     with tempfile.TemporaryDirectory() as folder:
         whole = module.train(module.Args(**flags, run_dir=f"{folder}/whole"))
         part = module.train(module.Args(**flags, run_dir=f"{folder}/part", stop_after=total // 2))
@@ -447,7 +519,11 @@ def resumed(job: Row) -> tuple[Row, Callable[..., Row]]:
 
 def measure(args: Args) -> None:
     """What the command does."""
-    path = Path(args.out) if args.out else ROOT / "benchmarks" / "results" / machine_class() / "card.jsonl"
+    path = (
+        Path(args.out)
+        if args.out
+        else ROOT / "benchmarks" / "results" / machine_class() / "card.jsonl"
+    )
     make_folder(path.parent)
     Card(args, path).run()
     print(f"wrote {path}")

@@ -1,7 +1,8 @@
-"""Runs of a benchmark as jobs, each in a process of its own: what is done is kept, what was cut short goes on.
+"""Runs of a benchmark as jobs, each in a process of its own: what is done is kept, what was cut
+short goes on.
 
-A job is a command of the docs. Its run directory is named after what the command means, so that the same command after
-a change of defaults or of tuned flags is another job.
+A job is a command of the docs. Its run directory is named after what the command means, so that the
+same command after a change of defaults or of tuned flags is another job.
 """
 
 import dataclasses
@@ -33,11 +34,14 @@ LOOK_INTERVAL = 5.0  # seconds between two looks at a run that goes on
 
 
 def imports_of(checkout: Path) -> dict[str, str]:
-    """Environment variables of a process that imports the kit, and its benchmarks, from a checkout."""
+    """Environment variables of a process that imports the kit, and its benchmarks, from a
+    checkout.
+    """
     return {"PYTHONPATH": f"{checkout / 'common'}{os.pathsep}{checkout}"}
 
 
-UNCACHED = {"JAX_ENABLE_COMPILATION_CACHE": "false"}  # environment variables of a process that compiles all anew
+# Environment variables of a process that compiles all anew
+UNCACHED = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 ENDS_WITH_PARENT = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
@@ -46,12 +50,16 @@ if os.getppid() != int(sys.argv[1]):
     sys.exit(143)
 os.execv(sys.argv[2], sys.argv[2:])
 """
-"""Becomes another program, which the kernel asks to save and end when its parent has ended, where kernels do that."""
+"""Becomes another program, which the kernel asks to save and end when its parent has ended, where
+kernels do that.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One run of `algorithm`, a file of algos/, with these flags; its directory lies in `folder`."""
+    """One run of `algorithm`, a file of algos/, with these flags; its directory lies in
+    `folder`.
+    """
 
     algorithm: str
     flags: tuple[str, ...]
@@ -60,11 +68,17 @@ class Job:
     @cached_property
     def args(self) -> Any:
         """The flags as the algorithm takes them, with those that were tuned."""
-        return parse(importlib.import_module(f"pmaprl.algos.{self.algorithm}").Args, list(self.flags))
+        return parse(
+            importlib.import_module(f"pmaprl.algos.{self.algorithm}").Args, list(self.flags)
+        )
 
     @cached_property
     def run_dir(self) -> Path:
-        meant = {name: value for name, value in dataclasses.asdict(self.args).items() if name not in ONE_TIME}
+        meant = {
+            name: value
+            for name, value in dataclasses.asdict(self.args).items()
+            if name not in ONE_TIME
+        }
         digest = hashlib.sha256(json.dumps(meant, sort_keys=True).encode()).hexdigest()[:8]
         env = self.args.env.replace(":", "-").replace("/", "-")
         return self.folder / f"{env}__{self.algorithm}__{self.args.seed}__{digest}"
@@ -125,9 +139,14 @@ def ends_with_us(words: list[str]) -> list[str]:
 
 
 def last_line(words: list[str], env: dict[str, str] | None = None) -> Any:
-    """The JSON of a command's last line. Raises UsageError where it exits with 2, TrainingError for any other code."""
+    """The JSON of a command's last line. Raises UsageError where it exits with 2, TrainingError for
+    any other code.
+    """
     done = subprocess.run(
-        ends_with_us(words), env=os.environ | imports_of(ROOT) | (env or {}), capture_output=True, text=True
+        ends_with_us(words),
+        env=os.environ | imports_of(ROOT) | (env or {}),
+        capture_output=True,
+        text=True,
     )
     said = last_of(done.stderr).removeprefix("error: ")
     if done.returncode == 2:
@@ -138,15 +157,26 @@ def last_line(words: list[str], env: dict[str, str] | None = None) -> Any:
 
 
 def jobs_over(
-    seeds: range, algorithm: str, env: str, flags: dict[str, Any], folder: Path, at_once: int | None = None
+    seeds: range,
+    algorithm: str,
+    env: str,
+    flags: dict[str, Any],
+    folder: Path,
+    at_once: int | None = None,
 ) -> list[Job]:
-    """Runs that train these seeds on `env`, so many or all of them in one run where the algorithm can."""
+    """Runs that train these seeds on `env`, so many or all of them in one run where the algorithm
+    can.
+    """
     args_class = importlib.import_module(f"pmaprl.algos.{algorithm}").Args
     args_class = args_class.at(env) if hasattr(args_class, "at") else args_class
     of_each = [{"seed": seed} for seed in seeds]
     if "num_seeds" in {field.name for field in dataclasses.fields(args_class)}:
-        of_each = [{"seed": x.start, "num_seeds": len(x)} for x in parts_of(seeds, at_once or len(seeds))]
-    return [Job(algorithm, tuple(flag_words({"env": env} | flags | some)), folder) for some in of_each]
+        of_each = [
+            {"seed": x.start, "num_seeds": len(x)} for x in parts_of(seeds, at_once or len(seeds))
+        ]
+    return [
+        Job(algorithm, tuple(flag_words({"env": env} | flags | some)), folder) for some in of_each
+    ]
 
 
 def parts_of(seeds: range, at_most: int) -> list[range]:
@@ -155,28 +185,44 @@ def parts_of(seeds: range, at_most: int) -> list[range]:
 
 
 def run(jobs: Iterable[Job], after_each: Callable[[], None] = lambda: None) -> list[Job]:
-    """Run the jobs that are not done, one after another; returns those that failed, whose reasons are said.
+    """Run the jobs that are not done, one after another; returns those that failed, whose reasons
+    are said.
 
-    SIGINT or SIGTERM end the run that goes on, which saves itself, and then this, with KeyboardInterrupt or SystemExit.
-    Raises UsageError where their folder cannot be written.
+    SIGINT or SIGTERM end the run that goes on, which saves itself, and then this, with
+    KeyboardInterrupt or SystemExit. Raises UsageError where their folder cannot be written.
     """
     from rich import progress
 
-    jobs, failed = list(jobs), []
+    jobs = list(jobs)
+    failed = []
     for folder in {job.folder for job in jobs}:
         make_folder(folder)
-    counted, command = "{task.completed:,.0f} / {task.total:,.0f} steps, ETA", "{task.description}"
-    columns = [progress.TextColumn(counted), progress.TimeRemainingColumn(), progress.TextColumn(command)]
+    counted = "{task.completed:,.0f} / {task.total:,.0f} steps, ETA"
+    command = "{task.description}"
+    columns = [
+        progress.TextColumn(counted),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn(command),
+    ]
     with ExitStack() as stack:
-        for number, end in (signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, lambda *_: sys.exit(143)):
+        for number, end in (
+            (signal.SIGINT, signal.default_int_handler),
+            (signal.SIGTERM, lambda *_: sys.exit(143)),
+        ):
             stack.callback(signal.signal, number, signal.signal(number, end))
         bar = stack.enter_context(progress.Progress(*columns, speed_estimate_period=600))
         steps = {job: job.total_steps if job.done else job.steps() for job in jobs}
-        everything = bar.add_task("all", total=sum(job.total_steps for job in jobs), completed=sum(steps.values()))
+        everything = bar.add_task(
+            "all", total=sum(job.total_steps for job in jobs), completed=sum(steps.values())
+        )
         for job in (job for job in jobs if not job.done):
 
             def show(done, job=job):
-                bar.update(everything, completed=sum((steps | {job: done}).values()), description=job.command)
+                bar.update(
+                    everything,
+                    completed=sum((steps | {job: done}).values()),
+                    description=job.command,
+                )
 
             try:
                 _watch(job, show)
@@ -216,7 +262,9 @@ def _watch(job: Job, show: Callable[[int], None]) -> None:
             process.send_signal(signal.SIGTERM)
             process.wait()
     if process.returncode < 0:
-        raise TrainingError(f"{job.command} was ended by signal {-process.returncode}; the same command goes on")
+        raise TrainingError(
+            f"{job.command} was ended by signal {-process.returncode}; the same command goes on"
+        )
     if process.returncode or not job.done:
         said = f"{last_of(job.log.read_text())} ({job.log} has the rest)"
         raise TrainingError(f"{job.command} ended with {process.returncode}: {said}")

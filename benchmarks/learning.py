@@ -1,9 +1,10 @@
-"""What the algorithms learn: runs the commands of the docs over many seeds, and writes what came of them.
+"""What the algorithms learn: runs the commands of the docs over many seeds, and writes what came of
+them.
 
 python -m benchmarks.learning --set classic
 
-What is done is skipped, and what was cut short goes on, so it may be stopped at any time. `python -m benchmarks.report`
-makes docs/benchmark.md of what it writes.
+What is done is skipped, and what was cut short goes on, so it may be stopped at any time. `python
+-m benchmarks.report` makes docs/benchmark.md of what it writes.
 """
 
 import re
@@ -29,7 +30,8 @@ FOLDER = Path(__file__).resolve().parent
 class Goal(NamedTuple):
     """An environment that an algorithm is to learn.
 
-    `algorithm` and `env` are names to show. In brackets they may say what `flags` do, as in "ppo_rnn_pmap (lstm)".
+    `algorithm` and `env` are names to show. In brackets they may say what `flags` do, as in
+    "ppo_rnn_pmap (lstm)".
     """
 
     set: str
@@ -48,7 +50,10 @@ def goals() -> list[Goal]:
     for name, algorithms in tomllib.loads((FOLDER / "sets.toml").read_text()).items():
         for algorithm, envs in algorithms.items():
             for env, flags in envs.items():
-                own = [flags.pop(key, None) for key in ("steps", "threshold", "seeds_at_once", "eval_episodes")]
+                own = [
+                    flags.pop(key, None)
+                    for key in ("steps", "threshold", "seeds_at_once", "eval_episodes")
+                ]
                 found.append(Goal(name, algorithm, env, *own[:3], flags, own[3]))
     return found
 
@@ -60,16 +65,23 @@ def peers(table: str = "peers") -> dict[str, dict[str, Any]]:
 
 @cache
 def _published() -> dict[str, Any]:
-    """The whole file, read once: a page of the benchmark asks thousands of times. Not to be changed."""
+    """The whole file, read once: a page of the benchmark asks thousands of times. Not to be
+    changed.
+    """
     return tomllib.loads((FOLDER / "peers" / "peers.toml").read_text())
 
 
 def goals_of_peer(peer: str) -> list[Goal]:
-    """Those of the kit for which the peer's authors publish flags; its PPO has the goals of APPO, too."""
-    published, found = peers("flags"), []
+    """Those of the kit for which the peer's authors publish flags; its PPO has the goals of APPO,
+    too.
+    """
+    published = peers("flags")
+    found = []
     for goal in goals():
         kind = goal.algorithm.replace("_pmap", "").replace("appo", "ppo")
-        tables = published.get(f"{peer}_{kind}") or published.get(f"{peers()[peer].get('flags_of')}_{kind}", {})
+        tables = published.get(f"{peer}_{kind}") or published.get(
+            f"{peers()[peer].get('flags_of')}_{kind}", {}
+        )
         if pattern := fitting(tables, goal.env):
             found.append(goal._replace(algorithm=f"{peer}_{kind}", flags=tables[pattern]))
     return found
@@ -106,14 +118,27 @@ class Task:
 
     def path(self, results: Path) -> Path:
         """The file of its record."""
-        algorithm, env = (re.sub("[:/() ]+", "-", name).strip("-") for name in (self.algorithm, self.env))
+        algorithm, env = (
+            re.sub("[:/() ]+", "-", name).strip("-") for name in (self.algorithm, self.env)
+        )
         return results / algorithm / f"{env}.json"
 
 
-def chosen(there: list[Goal], algos: tuple[str, ...] | None, envs: tuple[str, ...] | None) -> list[Goal]:
-    """The goals with these algorithms and environments; None means all. Raises UsageError where a name has none."""
-    found = [x for x in there if (algos is None or x.algorithm in algos) and (envs is None or x.env in envs)]
-    for flag, names, used in (("algos", algos, {x.algorithm for x in found}), ("envs", envs, {x.env for x in found})):
+def chosen(
+    there: list[Goal], algos: tuple[str, ...] | None, envs: tuple[str, ...] | None
+) -> list[Goal]:
+    """The goals with these algorithms and environments; None means all. Raises UsageError where a
+    name has none.
+    """
+    found = [
+        x
+        for x in there
+        if (algos is None or x.algorithm in algos) and (envs is None or x.env in envs)
+    ]
+    for flag, names, used in (
+        ("algos", algos, {x.algorithm for x in found}),
+        ("envs", envs, {x.env for x in found}),
+    ):
         if names is not None and not (names and used.issuperset(names)):
             unknown = [name for name in names if name not in used] or ["without a name"]
             raise UsageError(f"--{flag} {unknown[0]} chooses nothing of {listed(there)}")
@@ -122,31 +147,43 @@ def chosen(there: list[Goal], algos: tuple[str, ...] | None, envs: tuple[str, ..
 
 def listed(some: list[Goal]) -> str:
     """Algorithms, with the environments of each."""
-    envs = {goal.algorithm: [other.env for other in some if other.algorithm == goal.algorithm] for goal in some}
+    envs = {
+        goal.algorithm: [other.env for other in some if other.algorithm == goal.algorithm]
+        for goal in some
+    }
     return "; ".join(f"{algorithm}: {', '.join(names)}" for algorithm, names in envs.items())
 
 
 def run_all(tasks: list[Task], results: Path) -> None:
     """Run all jobs and write a file for each task as soon as its jobs are done.
 
-    Raises UsageError where a file is of more seeds or steps, TrainingError where some jobs have failed.
+    Raises UsageError where a file is of more seeds or steps, TrainingError where some jobs have
+    failed.
     """
     written = []
     for task in tasks:
-        path, there = task.path(results), {}
+        path = task.path(results)
+        there = {}
         sizes = {"seeds": sum(job.args.num_agents for job in task.jobs), "steps": task.steps}
         if path.exists():
             record = load_record(path)
             there = {"seeds": len(record["seeds"]), "steps": record["flags"]["total_timesteps"]}
         if any(there[name] > sizes[name] for name in there):
-            old, new = (" x ".join(f"{count:,} {name}" for name, count in x.items()) for x in (there, sizes))
-            raise UsageError(f"{path} has {old}, and this would replace it by {new}: name other --results")
+            old, new = (
+                " x ".join(f"{count:,} {name}" for name, count in x.items()) for x in (there, sizes)
+            )
+            raise UsageError(
+                f"{path} has {old}, and this would replace it by {new}: name other --results"
+            )
         make_folder(path.parent)
 
     def write_done() -> None:
         for task in tasks:
             if task not in written and all(job.done for job in task.jobs):
-                write_json(task.path(results), record_of(task.algorithm, task.env, task.jobs, task.threshold))
+                write_json(
+                    task.path(results),
+                    record_of(task.algorithm, task.env, task.jobs, task.threshold),
+                )
                 written.append(task)
 
     failed = run([job for task in tasks for job in task.jobs], write_done)
@@ -175,9 +212,18 @@ def tasks_of(args: Args) -> list[Task]:
         flags |= {"eval_episodes": goal.eval_episodes} if goal.eval_episodes else {}
         seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
         how = flags | goal.flags, Path(args.folder), goal.seeds_at_once
-        plain = (name.partition(" (")[0] for name in (goal.algorithm, goal.env))  # without what stands in brackets
+        # Without what stands in brackets
+        plain = (name.partition(" (")[0] for name in (goal.algorithm, goal.env))
         jobs = jobs_over(seeds, *plain, *how)
-        tasks.append(Task(goal.algorithm, goal.env, steps, goal.threshold, jobs))
+        tasks.append(
+            Task(
+                algorithm=goal.algorithm,
+                env=goal.env,
+                steps=steps,
+                threshold=goal.threshold,
+                jobs=jobs,
+            )
+        )
     return tasks
 
 

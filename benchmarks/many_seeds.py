@@ -1,11 +1,14 @@
-"""What many seeds of a run end with, and whether any of them loses what it had; prints one line of JSON.
+"""What many seeds of a run end with, and whether any of them loses what it had; prints one line of
+JSON.
 
-    python -m benchmarks.many_seeds ppo_pmap --threshold 495 -- --env CartPole-v1 --num-seeds 200 --seed 10000
+    python -m benchmarks.many_seeds ppo_pmap --threshold 495 -- --env CartPole-v1 \\
+        --num-seeds 200 --seed 10000
     python -m benchmarks.many_seeds appo_pmap --runs 40 --threshold 495 -- --env envpool:CartPole-v1
 
-What stands behind `--` are the flags of the algorithm; where they do not say how often to evaluate, it is ten times.
-Rounding makes runs part after some 40,000 steps: compare `--num-devices 1` and 2, and in front of the command
-`XLA_FLAGS=--xla_cpu_max_isa=SSE4_2`, which computes as an old processor would.
+What stands behind `--` are the flags of the algorithm; where they do not say how often to evaluate,
+it is ten times. Rounding makes runs part after some 40,000 steps: compare `--num-devices 1` and 2,
+and in front of the command `XLA_FLAGS=--xla_cpu_max_isa=SSE4_2`, which computes as an old processor
+would.
 """
 
 import importlib
@@ -33,7 +36,9 @@ class What:
 
     algorithm: tyro.conf.Positional[str]
     """A file of algos/, such as ppo_pmap."""
-    flags: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="-- FLAGS")] = field(default=())
+    flags: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="-- FLAGS")] = (
+        field(default=())
+    )
     """Flags of the algorithm."""
     threshold: float = math.inf
     """Return from which on a seed has learned its task."""
@@ -46,7 +51,8 @@ def main(what: What) -> None:
     args = parse(algorithm.Args, list(what.flags))
     if args.eval_interval == type(args).eval_interval:
         args.eval_interval = args.total_timesteps // 10
-    args.quiet, args.checkpoint_interval = True, 0
+    args.quiet = True
+    args.checkpoint_interval = 0
     curves = []  # of each run
     with tempfile.TemporaryDirectory() as folder:
         for run in range(what.runs):
@@ -56,7 +62,8 @@ def main(what: What) -> None:
             args.seed += args.num_agents
         config = read_config(args.run_dir)
     steps, returns = align(curves, hold=True)  # [P], [seeds of all runs, P]
-    final, best = returns[:, -1], returns.max(axis=1)
+    final = returns[:, -1]
+    best = returns.max(axis=1)
     bounds = interval(final)
     record = {
         **{name: config[name] for name in ("versions", "devices")},
@@ -68,7 +75,9 @@ def main(what: What) -> None:
         "iqm_interval": bounds and [round(float(x), 3) for x in (bounds.low, bounds.high)],
         "learned": int(np.sum(final >= what.threshold)),
         "lost": int(np.sum((best >= what.threshold) & (final < what.threshold))),
-        "mean_by_step": {int(x): round(y, 2) for x, y in zip(steps, returns.mean(axis=0), strict=True)},
+        "mean_by_step": {
+            int(x): round(y, 2) for x, y in zip(steps, returns.mean(axis=0), strict=True)
+        },
         "final": [round(x, 2) for x in final],
     }
     print(json.dumps(record))

@@ -1,4 +1,6 @@
-"""The best possible return in a small game whose probabilities gymnasium tells, such as its toy text."""
+"""The best possible return in a small game whose probabilities gymnasium tells, such as its toy
+text.
+"""
 
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -31,7 +33,9 @@ EQUAL = {"FrozenLake-misc": ("FrozenLake-v1", {"max_steps_in_episode": "max_epis
 
 
 def optimum_of(env: str, env_params: str, episodes: int) -> Optimum | None:
-    """The best returns in `env`, and in so many episodes of an evaluation; None where probabilities are not known."""
+    """The best returns in `env`, and in so many episodes of an evaluation; None where probabilities
+    are not known.
+    """
     suite, name = split_name(env)
     params = read_params(env_params)
     if suite == "gymnax" and name in EQUAL:
@@ -52,17 +56,23 @@ def optimum_of(env: str, env_params: str, episodes: int) -> Optimum | None:
         values = values_of(table)
         # Each episode has a seed of its own; the equal games have one start
         firsts = [game.reset(seed=SEED + index)[0] for index in range(episodes)]
-    return Optimum(all_starts=float(table.starts @ values), evaluated=float(np.mean(values[firsts])))
+    return Optimum(
+        all_starts=float(table.starts @ values), evaluated=float(np.mean(values[firsts]))
+    )
 
 
 def table_of(game: Any) -> Table | None:
-    """What gymnasium's toy text holds as `P`; None for other games, and where that is not all that happens."""
+    """What gymnasium's toy text holds as `P`; None for other games, and where that is not all that
+    happens.
+    """
     inner = game.unwrapped
     if not (hasattr(inner, "P") and hasattr(inner, "initial_state_distrib")):
         return None
-    if getattr(inner, "fickle_passenger", False):  # of Taxi: where they want to go is not in the table
+    # Of Taxi: where they want to go is not in the table
+    if getattr(inner, "fickle_passenger", False):
         return None
-    states, actions = int(game.observation_space.n), int(game.action_space.n)
+    states = int(game.observation_space.n)
+    actions = int(game.action_space.n)
     onward = np.zeros((states, actions, states))
     reward = np.zeros((states, actions))
     for state, action in np.ndindex(states, actions):
@@ -71,7 +81,12 @@ def table_of(game: Any) -> Table | None:
             if not ends:
                 onward[state, action, following] += probability
     horizon = game.spec.max_episode_steps or LONGEST_HORIZON
-    return Table(onward=onward, reward=reward, starts=np.asarray(inner.initial_state_distrib), horizon=horizon)
+    return Table(
+        onward=onward,
+        reward=reward,
+        starts=np.asarray(inner.initial_state_distrib),
+        horizon=horizon,
+    )
 
 
 def values_of(table: Table) -> np.ndarray:

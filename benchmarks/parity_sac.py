@@ -1,9 +1,11 @@
-"""One gradient update of SAC's recipes beside their authors' code: the same parameters, batch and noise.
+"""One gradient update of SAC's recipes beside their authors' code: the same parameters, batch and
+noise.
 
 python -m benchmarks.parity_sac --recipe crossq --source ~/sbx
 
-What is printed is the largest difference of each array after the update, relative to its largest entry. Both compute
-in double precision: the first step of Adam makes as much of the rounding of a gradient as of a gradient.
+What is printed is the largest difference of each array after the update, relative to its largest
+entry. Both compute in double precision: the first step of Adam makes as much of the rounding of a
+gradient as of a gradient.
 """
 
 import os
@@ -29,7 +31,9 @@ from pmaprl.device.sharding import AXIS
 from pmaprl.envs.spaces import Box, EnvSpec
 from pmaprl.nets.normalizers import running_stats
 
-OBS, ACTIONS, BATCH = 17, 6, 256
+OBS = 17
+ACTIONS = 6
+BATCH = 256
 
 
 @dataclass(kw_only=True)
@@ -48,29 +52,55 @@ class Args:
 def ours(recipe: str) -> tuple[dict, dict, dict]:
     """Inputs, and parameters before and after an update, by name."""
     flags = {"log_std_min": -20.0, "squash_log_std": False, "q_lr": 3e-4} if recipe == "sac" else {}
-    args = sac_pmap.Args(env="Pendulum-v1", recipe=recipe, normalize_obs=False, **flags, policy_frequency=1)
-    obs_space, action_space = (Box(np.full(n, -x), np.full(n, x), (n,)) for n, x in ((OBS, np.inf), (ACTIONS, 1.0)))
-    algorithm = sac_pmap.make_sac(args, EnvSpec("parity", obs_space, np.float32, action_space))
-    hp, rng = hp_of(args), np.random.default_rng(0)
+    args = sac_pmap.Args(
+        env="Pendulum-v1", recipe=recipe, normalize_obs=False, **flags, policy_frequency=1
+    )
+    obs_space, action_space = (
+        Box(np.full(n, -x), np.full(n, x), (n,)) for n, x in ((OBS, np.inf), (ACTIONS, 1.0))
+    )
+    algorithm = sac_pmap.make_sac(
+        args,
+        EnvSpec(
+            name="parity",
+            observation_space=obs_space,
+            obs_dtype=np.float32,
+            action_space=action_space,
+        ),
+    )
+    hp = hp_of(args)
+    rng = np.random.default_rng(0)
     learner = algorithm.init(jax.random.key(0), hp)
     obs, next_obs = rng.normal(size=(2, BATCH, OBS)).astype(np.float32)  # as environments give them
     action = rng.uniform(-1, 1, (BATCH, ACTIONS))
-    reward, terminated = rng.normal(size=BATCH), rng.random(BATCH) < 0.1
-    batch = Transition(obs, action, reward, terminated, next_obs)
+    reward = rng.normal(size=BATCH)
+    terminated = rng.random(BATCH) < 0.1
+    batch = Transition(
+        obs=obs, action=action, reward=reward, terminated=terminated, next_obs=next_obs
+    )
     keys = tuple(jax.random.split(jax.random.key(1), (2, 1)))
     noises = [optim.noise_like(key, action) for key in keys]
     # Other code divides rewards before its update: here their deviation is 1
     unit = running_stats(()).replace(count=jnp.uint32(1), m2=jnp.asarray(1 - 1e-8))
     learner = learner.replace(return_stats=learner.return_stats and unit)
-    update = jax.pmap(lambda x: algorithm.update(x, batch, Now(hp, jnp.int32(1), keys=keys))[0], axis_name=AXIS)
-    learner = jax.tree.map(lambda x: x.astype(float) if jnp.issubdtype(x.dtype, jnp.floating) else x, learner)
+    update = jax.pmap(
+        lambda x: algorithm.update(x, batch, Now(hp, jnp.int32(1), keys=keys))[0], axis_name=AXIS
+    )
+    learner = jax.tree.map(
+        lambda x: x.astype(float) if jnp.issubdtype(x.dtype, jnp.floating) else x, learner
+    )
     new = jax.tree.map(lambda x: x[0], update(jax.tree.map(lambda x: x[None], learner)))
     inputs = batch._asdict() | {"next_noise": noises[0], "noise": noises[1], "gamma": args.gamma}
-    return {k: x for k, x in inputs.items() if x is not None}, named(learner.params), named(new.params)
+    return (
+        {k: x for k, x in inputs.items() if x is not None},
+        named(learner.params),
+        named(new.params),
+    )
 
 
 def named(params: sac_pmap.Params) -> dict[str, np.ndarray]:
-    """Arrays by network, layer and kind, those of both Q functions as one; heads of the policy apart."""
+    """Arrays by network, layer and kind, those of both Q functions as one; heads of the policy
+    apart.
+    """
     found = {"log_alpha": params.log_alpha}
     for network in ("actor", "critics", "targets"):
         collections = dict(getattr(params, network) or {})
@@ -81,7 +111,12 @@ def named(params: sac_pmap.Params) -> dict[str, np.ndarray]:
                 kind = module.split("_")[0]
                 name = "/".join([network, *(layer if kind == "MLP" else ["head", *layer])])
                 found[name] = x
-    return _in_parts({name.replace("LayerNorm", "Norm").replace("BatchNorm", "Norm"): x for name, x in found.items()})
+    return _in_parts(
+        {
+            name.replace("LayerNorm", "Norm").replace("BatchNorm", "Norm"): x
+            for name, x in found.items()
+        }
+    )
 
 
 def _in_parts(found: dict) -> dict[str, np.ndarray]:
@@ -90,9 +125,13 @@ def _in_parts(found: dict) -> dict[str, np.ndarray]:
     for name in [*found]:
         for whole, halves in parts.items():
             if whole in name:
-                x, axis = found.pop(name), -2 if whole == "averages" else -1
+                x = found.pop(name)
+                axis = -2 if whole == "averages" else -1
                 split = np.split(x, 2, axis=axis) if axis == -1 else np.moveaxis(x, axis, 0)
-                found |= {name.replace(whole, half): part for half, part in zip(halves, split, strict=True)}
+                found |= {
+                    name.replace(whole, half): part
+                    for half, part in zip(halves, split, strict=True)
+                }
     return {name: np.asarray(x) for name, x in found.items() if not name.endswith("batches")}
 
 
@@ -103,18 +142,34 @@ def compare(args: Args) -> None:
     jax.config.update("jax_enable_x64", True)
     inputs, before, after = ours(args.recipe)
     with tempfile.TemporaryDirectory() as folder:
-        start, end = Path(folder) / "start.npz", Path(folder) / "end.npz"
+        start = Path(folder) / "start.npz"
+        end = Path(folder) / "end.npz"
         np.savez(start, **inputs, **before)
-        words = [python_of("sbx", packages), TRAINERS / "update_once.py", args.recipe, args.source, start, end]
-        if code := subprocess.run([*map(str, words)], env=os.environ | {"JAX_ENABLE_X64": "1"}).returncode:
+        words = [
+            python_of("sbx", packages),
+            TRAINERS / "update_once.py",
+            args.recipe,
+            args.source,
+            start,
+            end,
+        ]
+        if code := subprocess.run(
+            [*map(str, words)], env=os.environ | {"JAX_ENABLE_X64": "1"}
+        ).returncode:
             raise TrainingError(f"the code in {args.source} ended with {code}, see above")
         theirs = dict(np.load(end))
-    sizes = {name: max(np.max(np.abs(x)), 1e-4) for name, x in theirs.items()}  # what is less is rounding of zeros
-    differences = {name: np.max(np.abs(x - theirs[name])) / sizes[name] for name, x in after.items()}
+    # What is less is rounding of zeros
+    sizes = {name: max(np.max(np.abs(x)), 1e-4) for name, x in theirs.items()}
+    differences = {
+        name: np.max(np.abs(x - theirs[name])) / sizes[name] for name, x in after.items()
+    }
     changed = {name: np.max(np.abs(x - before[name])) / sizes[name] for name, x in after.items()}
     for name, difference in sorted(differences.items(), key=lambda item: item[1]):
         print(f"{name:32} {difference:.1e}, changed by {changed[name]:.1e}")
-    print(f"{args.recipe}: {len(differences)} arrays, largest difference {max(differences.values()):.1e}")
+    print(
+        f"{args.recipe}: {len(differences)} arrays, largest difference "
+        f"{max(differences.values()):.1e}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""docs/benchmark.md and its pictures, made of page.md and the files in benchmarks/results/, and of nothing else.
+"""docs/benchmark.md and its pictures, made of page.md and the files in benchmarks/results/, and of
+nothing else.
 
 python -m benchmarks.report
 """
@@ -25,7 +26,8 @@ from pmaprl.runs.estimates import Interval, estimate, interval
 
 Record = dict[str, Any]
 COLUMNS = ["environment", "algorithm", "final return", "learned", "after"]
-REFERENCE = {"color": "0.4", "linestyle": ":", "marker": "", "zorder": 1}  # the look of the best possible return
+# The look of the best possible return
+REFERENCE = {"color": "0.4", "linestyle": ":", "marker": "", "zorder": 1}
 ON_THE_WAY = {"minatar": [1_000_000, 5_000_000]}  # by set: steps at which returns are shown too
 
 
@@ -41,11 +43,16 @@ class Args:
 
 def report(args: Args) -> None:
     """What the command does."""
-    results, page = Path(args.results), Path(args.page)
+    results = Path(args.results)
+    page = Path(args.page)
     if not _machines(results):
-        raise UsageError(f"{results} has no folder of a machine with results: python -m benchmarks.learning makes some")
+        raise UsageError(
+            f"{results} has no folder of a machine with results: python -m "
+            "benchmarks.learning makes some"
+        )
     check_target(page)
-    text, images = page_of(results), page.parent / "images"
+    text = page_of(results)
+    images = page.parent / "images"
     with writing(f"page {page}"):
         images.mkdir(parents=True, exist_ok=True)
         for name, figure in pictures(results):
@@ -57,42 +64,65 @@ def report(args: Args) -> None:
 def page_of(results: Path) -> str:
     """The page as Markdown."""
     records = [record for machine in _machines(results) for record in load_records(machine)]
-    chapters, there = list(_chapters(results)), {(record["algorithm"], record["env"]) for record in records}
+    chapters = list(_chapters(results))
+    there = {(record["algorithm"], record["env"]) for record in records}
     known = {(goal.algorithm, goal.env): goal for goal in _tasks()}
     for algorithm, env in there - known.keys():
         print(f"left out: {env} with {algorithm}, which no set has")
     print(f"not yet run: {listed([goal for task, goal in known.items() if task not in there])}")
     speeds = [
-        f"### {machine}\n\n{table(rows)}\n\n![Speed](images/{_picture(machine, 'speed', 'num_envs')})"
+        f"### {machine}\n\n{table(rows)}\n\n"
+        f"![Speed](images/{_picture(machine, 'speed', 'num_envs')})"
         for machine, rows in _measured(results)
     ]
     counted = results / "kernels.json"
     gpu = kernels.parts(json.loads(counted.read_text())) if counted.exists() else "Not counted."
     text = (FOLDER / "page.md").read_text()
-    filled = {"beside": _beside_others(chapters), "chapters": "\n\n".join(_chapter(*x) for x in chapters)}
+    filled = {
+        "beside": _beside_others(chapters),
+        "chapters": "\n\n".join(_chapter(*x) for x in chapters),
+    }
     return text.format(**filled, kernels=gpu, speeds="\n\n".join(speeds) or "Not measured.")
 
 
 def pictures(results: Path) -> Iterator[tuple[str, Any]]:
-    """Names and figures: for each set of environments curves over steps, beside peers also over time and a profile."""
+    """Names and figures: for each set of environments curves over steps, beside peers also over
+    time and a profile.
+    """
     for machine, rows in _measured(results):
         yield _picture(machine, "speed", "num_envs"), picture(rows)
     for machine, name, records in _chapters(results):
-        yield _picture(machine, name, "steps"), draw(_curves(records, "env_steps"), "env_steps", "greedy return, IQM")
+        yield (
+            _picture(machine, name, "steps"),
+            draw(_curves(records, "env_steps"), "env_steps", "greedy return, IQM"),
+        )
         if _has_peers(records):
-            own = [record for record in records if record["file"].startswith(f"{machine}/")]  # of one class of machines
-            yield _picture(machine, name, "seconds"), draw(_curves(own, "seconds"), "seconds", "greedy return, IQM")
-            yield _picture(machine, name, "profile"), draw([_profile(records)], "", "runs above the score")
+            # Of one class of machines
+            own = [record for record in records if record["file"].startswith(f"{machine}/")]
+            yield (
+                _picture(machine, name, "seconds"),
+                draw(_curves(own, "seconds"), "seconds", "greedy return, IQM"),
+            )
+            yield (
+                _picture(machine, name, "profile"),
+                draw([_profile(records)], "", "runs above the score"),
+            )
 
 
 def scores(records: list[Record]) -> dict[str, dict[str, np.ndarray]]:
-    """Final returns [S] by algorithm and environment: 0 is the worst that anyone had there, 1 the task's threshold."""
-    worst, found = {}, {}
+    """Final returns [S] by algorithm and environment: 0 is the worst that anyone had there, 1 the
+    task's threshold.
+    """
+    worst = {}
+    found = {}
     for record in records:
         worst[record["env"]] = min(worst.get(record["env"], np.inf), returns_of(record).min())
     for record in records:
-        final, low, high = returns_of(record)[-1], worst[record["env"]], record["threshold"]
-        score = (final - low) / (high - low) if low < high else np.ones(len(final))  # nobody was ever below it
+        final = returns_of(record)[-1]
+        low = worst[record["env"]]
+        high = record["threshold"]
+        # Nobody was ever below it
+        score = (final - low) / (high - low) if low < high else np.ones(len(final))
         found.setdefault(record["algorithm"], {})[record["env"]] = score
     return found
 
@@ -112,8 +142,11 @@ def _chapter(machine: str, name: str, records: list[Record]) -> str:
 
 
 def _beside_others(chapters: list[tuple[str, str, list[Record]]]) -> str:
-    """For every task that a peer has too the final returns of all, and which peers are above or below ours."""
-    cells: dict[tuple[str, str, str], dict[str, str]] = {}  # by machine, environment and our algorithm
+    """For every task that a peer has too the final returns of all, and which peers are above or
+    below ours.
+    """
+    # By machine, environment and our algorithm
+    cells: dict[tuple[str, str, str], dict[str, str]] = {}
     for machine, _, records in chapters:
         there = {(record["algorithm"], record["env"]): record for record in records}
         for algorithm, env in there:
@@ -123,12 +156,16 @@ def _beside_others(chapters: list[tuple[str, str, list[Record]]]) -> str:
                 marks = _verdict(*(interval(x) for x in both)) + _reservation(there[algorithm, env])
                 row[algorithm.rpartition("_")[0]] = f"{spread(both[1])} {marks}".strip()
     kits = list(dict.fromkeys(kit for row in cells.values() for kit in row)) or ["ours"]
-    rows = ([env, ours, *(row.get(kit, "") for kit in kits)] for (_, env, ours), row in cells.items())
+    rows = (
+        [env, ours, *(row.get(kit, "") for kit in kits)] for (_, env, ours), row in cells.items()
+    )
     return markdown(["environment", "algorithm", *kits], rows)
 
 
 def _verdict(ours: Interval | None, theirs: Interval | None) -> str:
-    """Say where their interval lies, beside ours; nothing where they overlap. Few seeds have none."""
+    """Say where their interval lies, beside ours; nothing where they overlap. Few seeds have
+    none.
+    """
     if not (ours and theirs):
         return "few seeds"
     return "below" if ours.low > theirs.high else "above" if theirs.low > ours.high else ""
@@ -138,19 +175,25 @@ def _reservation(record: Record) -> str:
     """The mark of a peer's row that was not evaluated in episodes that begin where the kit's do."""
     if record["env"] == "MountainCarContinuous-v0" and not in_jax(record["algorithm"]):
         return "²"  # another environment, see the introduction
-    same = record["flags"].get("eval_seed") == SEED and same_starts(record["algorithm"], record["env"])
+    same = record["flags"].get("eval_seed") == SEED and same_starts(
+        record["algorithm"], record["env"]
+    )
     return "" if same else "¹"  # other starts
 
 
 def counterpart(algorithm: str, there: set[str]) -> str | None:
-    """Which of the kit's that are `there` a peer's algorithm is compared with: sb3_ppo with ppo_pmap; None for ours."""
+    """Which of the kit's that are `there` a peer's algorithm is compared with: sb3_ppo with
+    ppo_pmap; None for ours.
+    """
     kind, *more = algorithm.rsplit("_", 1)[-1].split(" ", 1)  # such as "pqn" and "(gru)"
     names = (" ".join([f"{prefix}{kind}_pmap", *more]) for prefix in ("", "a"))
     return next((name for name in names if name in there), None)
 
 
 def _has_peers(records: list[Record]) -> bool:
-    return any(counterpart(algorithm, set(_algorithms(records))) for algorithm in _algorithms(records))
+    return any(
+        counterpart(algorithm, set(_algorithms(records))) for algorithm in _algorithms(records)
+    )
 
 
 def _algorithms(records: list[Record]) -> list[str]:
@@ -167,14 +210,19 @@ def _picture(machine: str, name: str, kind: str) -> str:
 
 
 def _row(record: Record, also: list[int]) -> list[str]:
-    returns, flags = returns_of(record), record["flags"]
+    returns = returns_of(record)
+    flags = record["flags"]
     after = np.array([np.inf if x is None else x for x in record["env_steps_to_threshold"]])
-    evaluations = min(record.get("evaluations") or [len(returns)])  # older records hold only those of all seeds
+    # Older records hold only those of all seeds
+    evaluations = min(record.get("evaluations") or [len(returns)])
     asked = flags["total_timesteps"] // flags["eval_interval"] if flags.get("eval_interval") else 0
     fewer = f" ({evaluations} of {asked} evaluations)" if evaluations < asked else ""
-    median, at = np.median(after), np.array(record["env_steps"])
+    median = np.median(after)
+    at = np.array(record["env_steps"])
     return [
-        f"[{record['env']}](../benchmarks/results/{record['file']})" if "file" in record else record["env"],
+        f"[{record['env']}](../benchmarks/results/{record['file']})"
+        if "file" in record
+        else record["env"],
         record["algorithm"],
         spread(returns[-1]),
         f"{np.isfinite(after).sum()}/{len(after)} ≥{record['threshold']:g}{fewer}",
@@ -184,49 +232,82 @@ def _row(record: Record, also: list[int]) -> list[str]:
 
 
 def _optimum(record: Record) -> str:
-    """The best possible return from the starts of the evaluations, and over all where that is another; or nothing."""
+    """The best possible return from the starts of the evaluations, and over all where that is
+    another; or nothing.
+    """
     if "optimum" not in record:
         return ""
-    evaluated, everywhere = (f"{record['optimum'][name]:.4g}" for name in ("evaluated", "all_starts"))
+    evaluated, everywhere = (
+        f"{record['optimum'][name]:.4g}" for name in ("evaluated", "all_starts")
+    )
     return evaluated if evaluated == everywhere else f"{evaluated} ({everywhere} over all starts)"
 
 
 def _curves(records: list[Record], x: str) -> list[Panel]:
-    panels, algorithms = {}, _algorithms(records)
+    panels = {}
+    algorithms = _algorithms(records)
     for record in records:
-        values, name = returns_of(record).T, record["algorithm"]  # [S, E]
-        line = Line(name, np.array(record[x]), estimate(values), interval(values), style=algorithms.index(name))
+        values = returns_of(record).T  # [S, E]
+        name = record["algorithm"]
+        line = Line(
+            label=name,
+            x=np.array(record[x]),
+            y=estimate(values),
+            band=interval(values),
+            style=algorithms.index(name),
+        )
         panels.setdefault(record["env"], []).append(line)
-    optima = {record["env"]: record["optimum"]["evaluated"] for record in records if "optimum" in record}
+    optima = {
+        record["env"]: record["optimum"]["evaluated"] for record in records if "optimum" in record
+    }
     for env, optimum in optima.items():
         ends = np.array([0, max(line.x[-1] for line in panels[env])])
-        panels[env].append(Line("optimum", ends, np.full(2, optimum), how=REFERENCE))
+        panels[env].append(Line(label="optimum", x=ends, y=np.full(2, optimum), how=REFERENCE))
     return [Panel(env, lines) for env, lines in panels.items()]
 
 
 def _profile(records: list[Record]) -> Panel:
-    """The share of an algorithm's runs whose score is above x (Agarwal et al. 2021, section 4.2)."""
-    x, lines = np.linspace(0, 1.2, 121), []
+    """The share of an algorithm's runs whose score is above x (Agarwal et al. 2021, section
+    4.2).
+    """
+    x = np.linspace(0, 1.2, 121)
+    lines = []
     for style, (algorithm, tasks) in enumerate(scores(records).items()):
         above = [task[:, None] > x for task in tasks.values()]  # [S, P] each
-        value, band = estimate(np.concatenate(above), "mean"), interval(*above, kind="mean")
-        lines.append(Line(f"{algorithm}, tasks: {len(tasks)}", x, value, band, style=style))
-    return Panel("performance profile", lines, "score: 0 is the worst return on its task, 1 its threshold")
+        value = estimate(np.concatenate(above), "mean")
+        band = interval(*above, kind="mean")
+        lines.append(
+            Line(label=f"{algorithm}, tasks: {len(tasks)}", x=x, y=value, band=band, style=style)
+        )
+    return Panel(
+        "performance profile", lines, "score: 0 is the worst return on its task, 1 its threshold"
+    )
 
 
 def _chapters(results: Path) -> Iterator[tuple[str, str, list[Record]]]:
     """Machine, set and records of all that there are results of.
 
-    A machine that only adds algorithms to environments of the one with most records of a set is shown in its chapter.
+    A machine that only adds algorithms to environments of the one with most records of a set is
+    shown in its chapter.
     """
-    records = {x.name: {(r["algorithm"], r["env"]): r for r in load_records(x)} for x in _machines(results)}
+    records = {
+        x.name: {(r["algorithm"], r["env"]): r for r in load_records(x)} for x in _machines(results)
+    }
     for name in dict.fromkeys(goal.set for goal in _tasks()):
         goals_of_set = [goal for goal in _tasks() if goal.set == name]
         envs = list(dict.fromkeys(goal.env for goal in goals_of_set))
-        tasks = [(g.algorithm, g.env) for g in sorted(goals_of_set, key=lambda goal: envs.index(goal.env))]
-        there = {machine: {task: own[task] for task in tasks if task in own} for machine, own in records.items()}
+        tasks = [
+            (g.algorithm, g.env)
+            for g in sorted(goals_of_set, key=lambda goal: envs.index(goal.env))
+        ]
+        there = {
+            machine: {task: own[task] for task in tasks if task in own}
+            for machine, own in records.items()
+        }
         most = max(there, key=lambda machine: len(there[machine]))
-        adding = [machine for machine in there if _adds_to(there[machine].keys(), there[most].keys())]
+        adding = [
+            machine for machine in there if _adds_to(there[machine].keys(), there[most].keys())
+        ]
         for machine in (machine for machine in there if machine not in adding):
             chosen = dict(there[machine])
             for other in adding if machine == most else ():
@@ -236,7 +317,9 @@ def _chapters(results: Path) -> Iterator[tuple[str, str, list[Record]]]:
 
 
 def _adds_to(some: set[tuple[str, str]], others: set[tuple[str, str]]) -> bool:
-    """Whether these tasks, algorithms and environments, are new in some of the environments of the others."""
+    """Whether these tasks, algorithms and environments, are new in some of the environments of the
+    others.
+    """
     return some.isdisjoint(others) and {env for _, env in some} < {env for _, env in others}
 
 

@@ -1,4 +1,6 @@
-"""What a trace of JAX's profiler says of a device: kernels, launches, and how long the device had nothing to do."""
+"""What a trace of JAX's profiler says of a device: kernels, launches, and how long the device had
+nothing to do.
+"""
 
 import gzip
 import json
@@ -16,7 +18,9 @@ Event = dict[str, Any]
 
 
 def newest_trace(folder: Path) -> list[Event]:
-    """The events of the newest trace in a folder of `jax.profiler`. Raises TrainingError where there is none."""
+    """The events of the newest trace in a folder of `jax.profiler`. Raises TrainingError where
+    there is none.
+    """
     files = sorted(folder.rglob("*.trace.json.gz"), key=lambda path: path.stat().st_mtime)
     if not files:
         raise TrainingError(f"the profiler has left no trace in {folder}")
@@ -25,10 +29,11 @@ def newest_trace(folder: Path) -> list[Event]:
 
 
 def summary_of(events: Iterable[Event], updates: int) -> dict[str, Any]:
-    """Count kernels and launches of one of the `updates` that are traced, and name the most expensive kernels.
+    """Count kernels and launches of one of the `updates` that are traced, and name the most
+    expensive kernels.
 
-    Kernels are what runs on the streams of a device; on a CPU, which has none, the operations of XLA's programs. Raises
-    TrainingError where there are no such.
+    Kernels are what runs on the streams of a device; on a CPU, which has none, the operations of
+    XLA's programs. Raises TrainingError where there are no such.
     """
     events = list(events)
     spans = [event for event in events if event.get("ph") == "X"]
@@ -63,8 +68,12 @@ def summary_of(events: Iterable[Event], updates: int) -> dict[str, Any]:
 
 
 def _streams(events: list[Event]) -> set[tuple[Any, Any]]:
-    """Process and thread of every stream of a device; a device also has lines that tell the same in other words."""
-    named = [event for event in events if event.get("ph") == "M" and "name" in event.get("args", {})]
+    """Process and thread of every stream of a device; a device also has lines that tell the same in
+    other words.
+    """
+    named = [
+        event for event in events if event.get("ph") == "M" and "name" in event.get("args", {})
+    ]
     devices = {
         event["pid"]
         for event in named
@@ -73,7 +82,9 @@ def _streams(events: list[Event]) -> set[tuple[Any, Any]]:
     return {
         (event["pid"], event.get("tid"))
         for event in named
-        if event["name"] == "thread_name" and event["pid"] in devices and event["args"]["name"].startswith("Stream")
+        if event["name"] == "thread_name"
+        and event["pid"] in devices
+        and event["args"]["name"].startswith("Stream")
     }
 
 
@@ -83,7 +94,8 @@ def _count(spans: list[Event], names: tuple[str, ...]) -> int:
 
 def _busy_and_span(kernels: list[Event]) -> tuple[float, float]:
     """Microseconds in which a kernel runs, and those from the first one to the end of the last."""
-    busy, end = 0.0, float("-inf")
+    busy = 0.0
+    end = float("-inf")
     times = sorted((event["ts"], event["ts"] + event.get("dur", 0.0)) for event in kernels)
     for begins, ends in times:
         busy += max(ends - max(begins, end), 0.0)

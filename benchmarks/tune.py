@@ -1,10 +1,12 @@
-"""Finds flags for an environment by successive halving, and tries them on seeds that the search has not seen.
+"""Finds flags for an environment by successive halving, and tries them on seeds that the search has
+not seen.
 
-python -m benchmarks.tune --env MountainCar-v0
-python -m benchmarks.tune --env Asterix-MinAtar Breakout-MinAtar --pattern "*-MinAtar" --total-timesteps 2e6
+python -m benchmarks.tune --env MountainCar-v0 python -m benchmarks.tune --env Asterix-MinAtar
+Breakout-MinAtar --pattern "*-MinAtar" --total-timesteps 2e6
 
-Many candidates train for a short time, the best of them for longer, and so on (Jamieson and Talwalkar 2016). What is
-done is kept, so it may be stopped at any time and goes on with the same command.
+Many candidates train for a short time, the best of them for longer, and so on (Jamieson and
+Talwalkar 2016). What is done is kept, so it may be stopped at any time and goes on with the same
+command.
 """
 
 import importlib
@@ -30,7 +32,8 @@ from pmaprl.runs.metrics import EVALUATION
 
 EVALUATIONS = 10  # of a run
 KEEP = 3  # one of so many candidates goes on, for so many times as long
-SEEN, UNSEEN = 2_000, 1_000  # the first seed of those that the search sees, and that it does not
+SEEN = 2_000  # the first seed of those that the search sees, and that it does not
+UNSEEN = 1_000
 TODAY = "the flags of today"
 Flags = dict[str, Any]
 
@@ -63,12 +66,18 @@ class Args:
         if not (ROOT / "algos" / f"{self.algo}.py").exists():
             raise UsageError(f"--algo {self.algo} is no file of algos/, such as ppo_pmap")
         if len(self.env) > 1 and not self.pattern:
-            raise UsageError('--pattern has to say what the entry for several environments is for, such as "*-MinAtar"')
+            raise UsageError(
+                "--pattern has to say what the entry for several environments is for, such "
+                'as "*-MinAtar"'
+            )
 
 
 def tune(args: Args) -> None:
-    """Search, then compare with the flags of today. Raises TrainingError where all candidates fail."""
-    candidates, rungs = draw(args), max(int(math.log(args.candidates, KEEP) + 1e-9), 1)
+    """Search, then compare with the flags of today. Raises TrainingError where all candidates
+    fail.
+    """
+    candidates = draw(args)
+    rungs = max(int(math.log(args.candidates, KEEP) + 1e-9), 1)
     for rung in range(rungs):
         steps = max(args.total_timesteps // KEEP ** (rungs - 1 - rung), 1)
         print(f"{len(candidates)} candidates, {args.seeds} seeds, {steps:,} steps", flush=True)
@@ -83,27 +92,40 @@ def tune(args: Args) -> None:
 
 
 def draw(args: Args) -> list[Flags]:
-    """The candidates: the flags of today, {}, and others of the space. Raises UsageError where there is no space."""
+    """The candidates: the flags of today, {}, and others of the space. Raises UsageError where
+    there is no space.
+    """
     spaces = tomllib.loads((ROOT / "benchmarks" / "spaces.toml").read_text())
-    space, algorithm = args.space or args.algo, importlib.import_module(f"pmaprl.algos.{args.algo}").Args
+    space = args.space or args.algo
+    algorithm = importlib.import_module(f"pmaprl.algos.{args.algo}").Args
     if space not in spaces:
         raise UsageError(f"benchmarks/spaces.toml has no {space}, but {', '.join(spaces)}")
-    random, candidates = np.random.default_rng(0), [{}]
+    random = np.random.default_rng(0)
+    candidates = [{}]
     for _ in range(100 * args.candidates):
         drawn = {name: _value(random, kind) for name, kind in spaces[space].items()}
         flags = {name: value for name, value in drawn.items() if value is not None}
-        given = {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items()}
-        # The algorithm may refuse them together; a space of another one has flags that this one has not.
+        given = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in flags.items()
+        }
+        # The algorithm may refuse them together; a space of another one has flags that this one has
+        # not.
         with suppress(UsageError, TypeError):
             if len(candidates) < args.candidates and algorithm(env=args.env[0], **given):
                 candidates.append(flags)
     if len(candidates) < args.candidates:
-        raise UsageError(f"of {100 * args.candidates} candidates of {space} {args.algo} takes {len(candidates) - 1}")
+        raise UsageError(
+            f"of {100 * args.candidates} candidates of {space} {args.algo} takes "
+            f"{len(candidates) - 1}"
+        )
     return candidates
 
 
 def _value(random: np.random.Generator, kind: Any) -> Any:
-    """What a candidate gets: a choice of a list, a number of two digits between two bounds, or None for the default."""
+    """What a candidate gets: a choice of a list, a number of two digits between two bounds, or None
+    for the default.
+    """
     if isinstance(kind, list | dict) and random.random() < 0.5:
         return None
     if isinstance(kind, list):
@@ -128,32 +150,47 @@ def returns_of_all(args: Args, candidates: list[Flags], steps: int) -> np.ndarra
     """
     returns = []
     for env in args.env:
-        of_each = [jobs_of(args, env, flags, steps, range(SEEN, SEEN + args.seeds)) for flags in candidates]
+        of_each = [
+            jobs_of(args, env, flags, steps, range(SEEN, SEEN + args.seeds)) for flags in candidates
+        ]
         if candidates[0] == {} and (failed := run(of_each[0])):
             said = last_of(failed[0].log.read_text())
             if said.startswith("error: "):  # such as an environment that the algorithm cannot train
                 raise UsageError(said.removeprefix("error: "))
             raise TrainingError(f"{TODAY} fail on {env}: {said} ({failed[0].log} has the rest)")
         run(job for jobs in of_each for job in jobs)
-        returns.append([returns_of(jobs).mean() if all(job.done for job in jobs) else np.nan for jobs in of_each])
+        returns.append(
+            [
+                returns_of(jobs).mean() if all(job.done for job in jobs) else np.nan
+                for jobs in of_each
+            ]
+        )
         if np.isnan(returns[-1]).all():
-            raise TrainingError(f"all candidates have failed on {env}: {of_each[0][0].log} says why")
+            raise TrainingError(
+                f"all candidates have failed on {env}: {of_each[0][0].log} says why"
+            )
     return np.array(returns)
 
 
 def scores_of(returns: np.ndarray) -> np.ndarray:
-    """A score for each candidate: the mean over the environments, in each 0 for the worst, 1 for the best.
+    """A score for each candidate: the mean over the environments, in each 0 for the worst, 1 for
+    the best.
 
     It is -1 where the candidate has failed.
     """
-    low, high = np.nanmin(returns, axis=1, keepdims=True), np.nanmax(returns, axis=1, keepdims=True)
+    low = np.nanmin(returns, axis=1, keepdims=True)
+    high = np.nanmax(returns, axis=1, keepdims=True)
     return np.nan_to_num((returns - low) / np.maximum(high - low, 1e-9), nan=-1.0).mean(axis=0)
 
 
 def returns_of(jobs: list[Job]) -> np.ndarray:
-    """Of each seed [S], the mean greedy return over the second half of the run: learning sooner counts, too."""
+    """Of each seed [S], the mean greedy return over the second half of the run: learning sooner
+    counts, too.
+    """
     curves = [log_of(job).series[EVALUATION] for job in jobs]
-    return np.concatenate([curve.values[curve.steps > curve.steps[-1] / 2].mean(axis=0) for curve in curves])
+    return np.concatenate(
+        [curve.values[curve.steps > curve.steps[-1] / 2].mean(axis=0) for curve in curves]
+    )
 
 
 def conclude(args: Args, best: Flags) -> None:
@@ -161,11 +198,26 @@ def conclude(args: Args, best: Flags) -> None:
     if not best:
         print("nothing better than the flags of today was found")
         return
-    steps, seeds, random = args.total_timesteps, range(UNSEEN, UNSEEN + args.unseen_seeds), np.random.default_rng(0)
-    given = {name: x for name, x in vars(args).items() if x != getattr(Args, name, None) and name != "folder"}
-    what = f"greedy returns over the second half of {steps:,} steps, IQM of seeds {seeds[0]} to {seeds[-1]}"
-    comments = [f"# python -m benchmarks.tune {as_command_line(given)}", f"# {what}, 95% intervals:"]
-    print(f"the best one and {TODAY}, {len(seeds)} seeds from {UNSEEN} on, {steps:,} steps", flush=True)
+    steps = args.total_timesteps
+    seeds = range(UNSEEN, UNSEEN + args.unseen_seeds)
+    random = np.random.default_rng(0)
+    given = {
+        name: x
+        for name, x in vars(args).items()
+        if x != getattr(Args, name, None) and name != "folder"
+    }
+    what = (
+        f"greedy returns over the second half of {steps:,} steps, IQM of seeds {seeds[0]} "
+        f"to {seeds[-1]}"
+    )
+    comments = [
+        f"# python -m benchmarks.tune {as_command_line(given)}",
+        f"# {what}, 95% intervals:",
+    ]
+    print(
+        f"the best one and {TODAY}, {len(seeds)} seeds from {UNSEEN} on, {steps:,} steps",
+        flush=True,
+    )
     better = True
     for env in args.env:
         of_each = [jobs_of(args, env, flags, steps, seeds) for flags in (best, {})]
@@ -174,14 +226,21 @@ def conclude(args: Args, best: Flags) -> None:
         tuned, today = map(returns_of, of_each)
         comments.append(f"# {env}: {spread(tuned)}, with {TODAY} {spread(today)}")
         print(f"  {comments[-1][2:]}", flush=True)
-        many = [estimate(x[random.integers(len(x), size=(len(x), RESAMPLES))]) for x in (tuned, today)]
-        better &= np.percentile(many[0] - many[1], 2.5) > 0  # the 95% bootstrap interval of their difference
+        many = [
+            estimate(x[random.integers(len(x), size=(len(x), RESAMPLES))]) for x in (tuned, today)
+        ]
+        # The 95% bootstrap interval of their difference
+        better &= np.percentile(many[0] - many[1], 2.5) > 0
     if not better:
         print("the best one is not clearly better on seeds that the search has not seen")
         return
     name = args.pattern or args.env[0]
     path = Path(args.folder) / f"{args.algo}__{re.sub('[^A-Za-z0-9-]', '_', name)}.toml"
-    lines = [*comments, f"[{json.dumps(name)}]", *(f"{name} = {json.dumps(value)}" for name, value in best.items())]
+    lines = [
+        *comments,
+        f"[{json.dumps(name)}]",
+        *(f"{name} = {json.dumps(value)}" for name, value in best.items()),
+    ]
     path.write_text("\n".join(lines) + "\n")
     print(f"for algos/tuned/{args.algo}.toml, also in {path}:\n\n{path.read_text()}")
 

@@ -16,7 +16,9 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, config, **_):
-    """Files outside docs/ are links into the repository. Raises ValueError where one does not exist."""
+    """Files outside docs/ are links into the repository. Raises ValueError where one does not
+    exist.
+    """
 
     def into_the_repository(match: re.Match) -> str:
         path = match[1].partition("#")[0]

@@ -40,17 +40,22 @@ def execute(notebook: nbformat.NotebookNode, root: Path, environment: dict[str, 
     Raises CellExecutionError where a cell fails.
     """
     resources = {"metadata": {"path": str(root / "notebooks")}}
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute(env=environment)
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute(
+        env=environment
+    )
 
 
 def tidy(notebook: nbformat.NotebookNode) -> None:
-    """Leave what a reader sees, in few bytes, and names that stay the same from one run to the next."""
+    """Leave what a reader sees, in few bytes, and names that stay the same from one run to the
+    next.
+    """
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
     }
     for number, cell in enumerate(notebook.cells, 1):
-        cell.id, cell.metadata = f"cell-{number:02}", {}
+        cell.id = f"cell-{number:02}"
+        cell.metadata = {}
         if cell.cell_type != "code":
             continue
         for output in cell.outputs:
@@ -67,7 +72,11 @@ def _joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]
     """Pieces of the same stream as one."""
     joined = []
     for output in outputs:
-        if joined and output.output_type == joined[-1].output_type == "stream" and output.name == joined[-1].name:
+        if (
+            joined
+            and output.output_type == joined[-1].output_type == "stream"
+            and output.name == joined[-1].name
+        ):
             joined[-1].text += output.text
         else:
             joined.append(output)
@@ -75,8 +84,11 @@ def _joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]
 
 
 def _smaller(picture: str) -> str:
-    """A plot as PNG with 128 colours, which is a third of the bytes and looks the same; both in base64."""
-    image, encoded = Image.open(io.BytesIO(base64.b64decode(picture))), io.BytesIO()
+    """A plot as PNG with 128 colours, which is a third of the bytes and looks the same; both in
+    base64.
+    """
+    image = Image.open(io.BytesIO(base64.b64decode(picture)))
+    encoded = io.BytesIO()
     image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(encoded, "PNG", optimize=True)
     return base64.b64encode(encoded.getvalue()).decode()
 
@@ -86,14 +98,22 @@ def refresh(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         root = copy_repository(Path(folder) / "pmaprl")
-        environment = {name: value for name, value in os.environ.items() if name != "PMAPRL_NOTEBOOK_SCALE"}
+        environment = {
+            name: value for name, value in os.environ.items() if name != "PMAPRL_NOTEBOOK_SCALE"
+        }
         began = time.perf_counter()
         environment["PYTHONPATH"] = str(root / "common")
-        execute(notebook, root, environment | {"XDG_CACHE_HOME": f"{folder}/cache", "IPYTHONDIR": f"{folder}/ipython"})
+        execute(
+            notebook,
+            root,
+            environment | {"XDG_CACHE_HOME": f"{folder}/cache", "IPYTHONDIR": f"{folder}/ipython"},
+        )
         seconds = time.perf_counter() - began
     tidy(notebook)
     first = notebook.cells[0]
-    first.source = RUN_TIME.sub(f"Run time: about {5 * max(1, round(seconds / 5))} seconds", first.source)
+    first.source = RUN_TIME.sub(
+        f"Run time: about {5 * max(1, round(seconds / 5))} seconds", first.source
+    )
     nbformat.write(notebook, path)
     print(f"{path.name}: {seconds:.0f} s, {path.stat().st_size / 1000:.0f} kB", flush=True)
 

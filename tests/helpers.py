@@ -1,4 +1,6 @@
-"""What several test files share: small arguments, running PPO's functions directly, and toy environments."""
+"""What several test files share: small arguments, running PPO's functions directly, and toy
+environments.
+"""
 
 import dataclasses
 import functools
@@ -34,8 +36,19 @@ from pmaprl.envs.registry import make
 from pmaprl.runs.metrics import read
 from pmaprl.runs.run import Run
 
-SMALL = {"num_envs": 16, "num_steps": 8, "num_minibatches": 4, "update_epochs": 2, "hidden_sizes": (16,)}
-SMALL |= {"total_timesteps": 10 * 16 * 8, "eval_episodes": 4, "log_interval": 10**9, "eval_interval": 0}
+SMALL = {
+    "num_envs": 16,
+    "num_steps": 8,
+    "num_minibatches": 4,
+    "update_epochs": 2,
+    "hidden_sizes": (16,),
+}
+SMALL |= {
+    "total_timesteps": 10 * 16 * 8,
+    "eval_episodes": 4,
+    "log_interval": 10**9,
+    "eval_interval": 0,
+}
 SMALL |= {"checkpoint_interval": 0, "num_devices": 1, "quiet": True}
 
 
@@ -60,7 +73,10 @@ SMALL_SAC = {
     "buffer_size": 16 * 20,
     "hidden_sizes": (16,),
     "total_timesteps": 10**6,
-} | {name: SMALL[name] for name in ("eval_episodes", "log_interval", "eval_interval", "checkpoint_interval", "quiet")}
+} | {
+    name: SMALL[name]
+    for name in ("eval_episodes", "log_interval", "eval_interval", "checkpoint_interval", "quiet")
+}
 
 
 def small_sac_args(**flags: Any) -> sac.Args:
@@ -72,9 +88,14 @@ def small_dqn_args(**flags: Any) -> dqn.Args:
 
 
 def over_devices(function, count: int, *args: Any) -> Any:
-    """`function` on `count` devices of the axis, simulated by vmap; arguments are split along their leading axis."""
+    """`function` on `count` devices of the axis, simulated by vmap; arguments are split along their
+    leading axis.
+    """
     outputs = jax.jit(jax.vmap(lambda _, *shard: function(*shard), axis_name=AXIS))
-    return outputs(jnp.arange(count), *(jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), x) for x in args))
+    return outputs(
+        jnp.arange(count),
+        *(jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), x) for x in args),
+    )
 
 
 def module_of(args: Any) -> Any:
@@ -96,20 +117,31 @@ def functions_of(args: Args, env: Env) -> Programs:
 
 def init_over(args: Args, env: Env, num_devices: int) -> Callable[[], TrainState]:
     """`init` over devices."""
-    init = jax.pmap(functions_of(args, env).init, axis_name=AXIS, devices=jax.devices()[:num_devices])
+    init = jax.pmap(
+        functions_of(args, env).init, axis_name=AXIS, devices=jax.devices()[:num_devices]
+    )
     return functools.partial(init, arrays_of(args.members, num_devices))
 
 
 def programs(args: Args, env: Env, num_devices: int):
-    """`init` and `update` over devices, compiled as a run compiles them, without the run around them."""
-    init, devices = init_over(args, env, num_devices), jax.devices()[:num_devices]
+    """`init` and `update` over devices, compiled as a run compiles them, without the run around
+    them.
+    """
+    init = init_over(args, env, num_devices)
+    devices = jax.devices()[:num_devices]
     update = in_one_order(functions_of(args, env).update, devices, AXIS)
-    update = jax.pmap(update, in_axes=(0, None), out_axes=(0, None), axis_name=AXIS, devices=devices)
-    update = update.lower(jax.eval_shape(init), np.int32(0)).compile(pmaprl.device.programs._options(1))
+    update = jax.pmap(
+        update, in_axes=(0, None), out_axes=(0, None), axis_name=AXIS, devices=devices
+    )
+    update = update.lower(jax.eval_shape(init), np.int32(0)).compile(
+        pmaprl.device.programs._options(1)
+    )
     return init, update
 
 
-def run_updates(args: Args, env: Env, num_devices: int, updates: int) -> tuple[TrainState, dict[str, np.ndarray]]:
+def run_updates(
+    args: Args, env: Env, num_devices: int, updates: int
+) -> tuple[TrainState, dict[str, np.ndarray]]:
     """State on the devices and metrics of the last call after `updates` updates from scratch."""
     init, update = programs(args, env, num_devices)
     state, outcome = update(init(), np.int32(updates))
@@ -120,7 +152,8 @@ COLLECTIVES = {"all-reduce", "all-gather", "all-to-all", "collective-permute", "
 
 
 def collectives_beside_each_other(compiled: Any) -> list[str]:
-    """Pairs of collectives, or of loops and branches with some, of which neither needs a result of the other.
+    """Pairs of collectives, or of loops and branches with some, of which neither needs a result of
+    the other.
 
     Also fails where a compiled program has no collectives.
     """
@@ -137,7 +170,8 @@ def collectives_beside_each_other(compiled: Any) -> list[str]:
         operations = programs.get(name, {}).values()
         return any(kind in COLLECTIVES or any(map(exchanges, names)) for kind, names in operations)
 
-    pairs, count = [], 0
+    pairs = []
+    count = 0
     for program in programs.values():
         needed: dict[str, set[str]] = {}
         last = None
@@ -156,13 +190,15 @@ def collectives_beside_each_other(compiled: Any) -> list[str]:
 def relative_difference(a: Any, b: Any) -> float:
     """Largest difference between two trees, each array measured by its own largest magnitude.
 
-    What float32 does not hold of running statistics, arrays called `..._rest`, is below any tolerance and left out.
+    What float32 does not hold of running statistics, arrays called `..._rest`, is below any
+    tolerance and left out.
     """
 
     def difference(path, x, y):
         if jax.tree_util.keystr(path, simple=True).endswith("_rest"):
             return 0.0
-        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        x = np.asarray(x, np.float64)
+        y = np.asarray(y, np.float64)
         return np.max(np.abs(x - y), initial=0.0) / max(np.max(np.abs(x), initial=0.0), 1e-30)
 
     return max(jax.tree.leaves(jax.tree.map_with_path(difference, a, b)))
@@ -183,7 +219,9 @@ def replicas_are_identical(state: Any) -> bool:
 def metric_rows(run_dir: Path) -> list[dict[str, Any]]:
     """The rows of a run's metrics without what a clock decides."""
     rows = read(Path(run_dir) / "metrics.jsonl")
-    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+    return [
+        {name: value for name, value in row.items() if not name.startswith("time/")} for row in rows
+    ]
 
 
 def result_of(run_dir: Path) -> dict[str, Any]:
@@ -191,13 +229,20 @@ def result_of(run_dir: Path) -> dict[str, Any]:
 
 
 def calls_of_gae(monkeypatch: Any, args: Any, critic: type, updates: int) -> list[list[np.ndarray]]:
-    """Reward, value (not of PQN), next_value, terminated and truncated of every call, in episodes of every end."""
-    algorithm, calls = module_of(args), []
-    name, network, count = ("gae", "Critic", 5) if algorithm is not pqn else ("q_lambda_returns", "QNetwork", 4)
+    """Reward, value (not of PQN), next_value, terminated and truncated of every call, in episodes
+    of every end.
+    """
+    algorithm = module_of(args)
+    calls = []
+    name, network, count = (
+        ("gae", "Critic", 5) if algorithm is not pqn else ("q_lambda_returns", "QNetwork", 4)
+    )
     gae = getattr(algorithm, name)
 
     def recording(*arrays_and_decays):
-        jax.debug.callback(lambda *call: calls.append([np.asarray(x) for x in call]), *arrays_and_decays[:count])
+        jax.debug.callback(
+            lambda *call: calls.append([np.asarray(x) for x in call]), *arrays_and_decays[:count]
+        )
         return gae(*arrays_and_decays)
 
     monkeypatch.setattr(algorithm, name, recording)
@@ -213,7 +258,8 @@ def calls_of_gae(monkeypatch: Any, args: Any, critic: type, updates: int) -> lis
 
 def compiled_updates(monkeypatch: Any) -> list[Any]:
     """The updates of the runs to come, as they were compiled."""
-    updates, compile_together = [], pmaprl.runs.run.compile_together
+    updates = []
+    compile_together = pmaprl.runs.run.compile_together
 
     def noting(*inputs):
         programs = compile_together(*inputs)
@@ -228,7 +274,9 @@ class Watch:
     """What a run compiled, and the bytes that its arrays held after each chunk."""
 
     def __init__(self, monkeypatch):
-        self.compiled, self.steps, self.bytes = [], [], []
+        self.compiled = []
+        self.steps = []
+        self.bytes = []
         advance = Run.advance
 
         def watched(run, state, *report):
@@ -250,7 +298,8 @@ class Watch:
             self.compiled.append((more.get("fun_name"), len(self.steps)))
 
 
-# ------------------------------------------------------------------------------------------------- toy environments
+# -------------------------------------------------------------------------------------------------
+# toy environments
 
 
 @struct.dataclass
@@ -265,10 +314,12 @@ class ToyParams(environment.EnvParams):
 
 
 class Toy(environment.Environment):
-    """Observes (episode id, step); every episode is truncated after `max_steps_in_episode` steps of reward 2.5."""
+    """Observes (episode id, step); every episode is truncated after `max_steps_in_episode` steps of
+    reward 2.5.
+    """
 
     parameters = ToyParams()
-    observations = Box(-np.inf, np.inf, (2,), jnp.float32)
+    observations = Box(low=-np.inf, high=np.inf, shape=(2,), dtype=jnp.float32)
     actions = Discrete(3)
 
     @property
@@ -287,7 +338,13 @@ class Toy(environment.Environment):
 
     def step_env(self, key, state, action, params):
         state = state.replace(time=state.time + 1)
-        return self.get_obs(state), state, self.reward(state, action), self.is_terminated(state, params), {}
+        return (
+            self.get_obs(state),
+            state,
+            self.reward(state, action),
+            self.is_terminated(state, params),
+            {},
+        )
 
     def get_obs(self, state, params=None, key=None):
         return jnp.stack([state.episode, state.time]).astype(jnp.float32)
@@ -300,12 +357,19 @@ class Toy(environment.Environment):
 
 
 class Chatty(Toy):
-    """Tells the step in its info, and at the end of an episode ten times that; what is no number, too."""
+    """Tells the step in its info, and at the end of an episode ten times that; what is no number,
+    too.
+    """
 
     def step_env(self, key, state, action, params):
         obs, state, *rest, info = super().step_env(key, state, action, params)
         end = jnp.where(state.time == params.max_steps_in_episode, 10.0 * state.time, jnp.nan)
-        return obs, state, *rest, info | {"time": state.time, "end": end, "end_last": state.time == 2, "all": obs}
+        return (
+            obs,
+            state,
+            *rest,
+            info | {"time": state.time, "end": end, "end_last": state.time == 2, "all": obs},
+        )
 
 
 class ChattyReset(Chatty):
@@ -316,7 +380,9 @@ class ChattyReset(Chatty):
 
 
 class Endings(Toy):
-    """Episodes of 3, 4 or 5 steps by id, ended by termination (id % 3 == 0), truncation (1) or both at once (2)."""
+    """Episodes of 3, 4 or 5 steps by id, ended by termination (id % 3 == 0), truncation (1) or both
+    at once (2).
+    """
 
     def over(self, state):
         return state.time >= 3 + state.episode // 3 % 3
@@ -390,7 +456,7 @@ class KeyInState(Toy):
 class Pusher(Toy):
     """Box actions within [-1, 0.5]; the reward is the action that arrives."""
 
-    actions = Box(-1.0, 0.5, (1,), jnp.float32)
+    actions = Box(low=-1.0, high=0.5, shape=(1,), dtype=jnp.float32)
 
     def reward(self, state, action):
         return jnp.sum(action)
@@ -421,26 +487,34 @@ class Poison(Toy):
 class Pixels(Toy):
     """Observes a small image of bytes."""
 
-    observations = Box(0, 255, (5, 6, 2), jnp.uint8)
+    observations = Box(low=0, high=255, shape=(5, 6, 2), dtype=jnp.uint8)
 
     def get_obs(self, state, params=None, key=None):
         return jnp.full((5, 6, 2), 10 * state.time, jnp.uint8)
 
 
 class Hybrid(Toy):
-    """Actions of a choice and a vector: reward for the right choice, and for a vector near (1, -1)."""
+    """Actions of a choice and a vector: reward for the right choice, and for a vector near (1,
+    -1).
+    """
 
-    actions = Tuple([Discrete(3), Box(-2.0, 2.0, (2,), jnp.float32)])
+    actions = Tuple([Discrete(3), Box(low=-2.0, high=2.0, shape=(2,), dtype=jnp.float32)])
 
     def reward(self, state, action):
         choice, vector = action
-        return (choice == state.time % 3) - 0.1 * jnp.sum(jnp.square(vector - jnp.array([1.0, -1.0])))
+        return (choice == state.time % 3) - 0.1 * jnp.sum(
+            jnp.square(vector - jnp.array([1.0, -1.0]))
+        )
 
 
 class Parts(Toy):
-    """Observes a dictionary of an image of bytes, of a tuple of numbers and a choice, and of nothing else."""
+    """Observes a dictionary of an image of bytes, of a tuple of numbers and a choice, and of
+    nothing else.
+    """
 
-    observations = Dict({"picture": Pixels.observations, "body": Tuple((Toy.observations, Discrete(3)))})
+    observations = Dict(
+        {"picture": Pixels.observations, "body": Tuple((Toy.observations, Discrete(3)))}
+    )
 
     def get_obs(self, state, params=None, key=None):
         numbers = jnp.stack([jnp.sin(state.episode), 100.0 + state.time])
@@ -454,10 +528,14 @@ class Parts(Toy):
 class Fussy(Toy):
     """Which of three actions are legal changes with every step; any other is worth -100."""
 
-    observations = Dict({"obs": Toy.observations, "action_mask": Box(0, 1, (3,), jnp.bool_)})
+    observations = Dict(
+        {"obs": Toy.observations, "action_mask": Box(low=0, high=1, shape=(3,), dtype=jnp.bool_)}
+    )
 
     def legal(self, state):
-        return jnp.stack([state.time % 2 == 0, state.time % 2 == 1, (state.time + state.episode) % 3 == 0])
+        return jnp.stack(
+            [state.time % 2 == 0, state.time % 2 == 1, (state.time + state.episode) % 3 == 0]
+        )
 
     def get_obs(self, state, params=None, key=None):
         return {"obs": super().get_obs(state), "action_mask": self.legal(state)}
@@ -498,9 +576,15 @@ def make_env(name: str, env_params: str = "") -> Env:
     return wrap(globals()[name](), env_params) if name in globals() else make(name, env_params)
 
 
-# -------------------------------------------------------------------------------------------------------- trained runs
+# --------------------------------------------------------------------------------------------------
+# trained runs
 
-TINY = {"total_timesteps": 256, "checkpoint_interval": 128, "eval_interval": 128, "hidden_sizes": (8,)}
+TINY = {
+    "total_timesteps": 256,
+    "checkpoint_interval": 128,
+    "eval_interval": 128,
+    "hidden_sizes": (8,),
+}
 TINY_SAC = {"total_timesteps": 64, "learning_starts": 16, "hidden_sizes": (64, 64)}
 TRAINED = {
     "normalised": small_args(normalize_obs=True, num_seeds=2, **TINY),

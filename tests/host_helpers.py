@@ -1,4 +1,6 @@
-"""What tests of environments on the host share: small runs, and updates from rollouts that are made up."""
+"""What tests of environments on the host share: small runs, and updates from rollouts that are made
+up.
+"""
 
 from typing import Any
 
@@ -14,7 +16,8 @@ from pmaprl.device.sharding import AXIS, to_host
 from pmaprl.runs.run import Run
 
 TOYS = "gymnasium:host_toys:"
-TOY, BOX = f"{TOYS}Toy-v0", f"{TOYS}BoxToy-v0"
+TOY = f"{TOYS}Toy-v0"
+BOX = f"{TOYS}BoxToy-v0"
 SMALL = {
     "env": TOY,
     "vectorization": "sync",
@@ -31,19 +34,28 @@ class Lab:
     """The functions of a run of an algorithm in an environment."""
 
     def __init__(self, module: Any, args: Any):
-        self.args, self.spec = args, inspect_env(args).spec
+        self.args = args
+        self.spec = inspect_env(args).spec
         self.driver = host_driver(module.make_algorithm(args, self.spec), args, self.spec)
         self.step = jax.jit(jax.vmap(self.driver.update, axis_name=AXIS))  # of [D, ...]
 
 
 def made_up(seed: int, obs: np.ndarray, valid: float = 0.9, **fields: Any) -> HostRollout:
     """A rollout with `obs` [T + 1, N, ...] and these `fields`; everything else is random."""
-    rng, shape = np.random.default_rng(seed), (len(obs) - 1, obs.shape[1])
+    rng = np.random.default_rng(seed)
+    shape = (len(obs) - 1, obs.shape[1])
     terminated, truncated = rng.random((2, *shape)) < 0.2
-    reward, version = rng.normal(size=shape).astype(np.float32), np.zeros(shape, np.int32)
+    reward = rng.normal(size=shape).astype(np.float32)
+    version = np.zeros(shape, np.int32)
     ends = {"terminated": terminated, "truncated": truncated, "valid": rng.random(shape) < valid}
     ends |= {"first": np.zeros((1, shape[1]), bool)}
-    others = {"obs": obs.astype(np.float32), "reward": reward, "version": version, "final_obs": None, "memory": ()}
+    others = {
+        "obs": obs.astype(np.float32),
+        "reward": reward,
+        "version": version,
+        "final_obs": None,
+        "memory": (),
+    }
     return HostRollout(**ends | others | fields)
 
 
@@ -54,7 +66,8 @@ def rows_with(name: str, run_dir: Any) -> list[dict[str, Any]]:
 
 def states_of(monkeypatch: Any, method: str) -> list[Any]:
     """The states that `Run.start` returns, on the host, or that `Run.finish` gets, from now on."""
-    found, original = [], getattr(Run, method)
+    found = []
+    original = getattr(Run, method)
 
     def watched(run, *args):
         result = original(run, *args)

@@ -1,4 +1,6 @@
-"""Gymnasium environments for tests: `--env gymnasium:host_toys:Toy-v0`, with arguments that make them misbehave."""
+"""Gymnasium environments for tests: `--env gymnasium:host_toys:Toy-v0`, with arguments that make
+them misbehave.
+"""
 
 import collections
 import multiprocessing
@@ -24,18 +26,23 @@ class OddError(Exception):
 
 
 class Toy(gymnasium.Env):
-    """Observes (episode, step); truncated after `limit` steps, or terminated where `terminates`; reward is the action.
+    """Observes (episode, step); truncated after `limit` steps, or terminated where `terminates`;
+    reward is the action.
 
-    `trouble` is what happens at a step counted over all episodes, or with `hang_in_close` at the end; only to one
-    environment, where `once` names a file to remember it. `simulator` names a file for the number of a process that
-    this starts, in a process of its own.
+    `trouble` is what happens at a step counted over all episodes, or with `hang_in_close` at the
+    end; only to one environment, where `once` names a file to remember it. `simulator` names a file
+    for the number of a process that this starts, in a process of its own.
     """
 
     action_space = spaces.Discrete(3)
-    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    observation_space = spaces.Box(low=-np.inf, high=np.inf, shape=(2,), dtype=np.float32)
 
     def __init__(self, limit=7, terminates=False, sleep=0.0, once="", simulator="", **trouble: int):
-        self.limit, self.terminates, self.sleep, self.once, self.trouble = limit, terminates, sleep, once, trouble
+        self.limit = limit
+        self.terminates = terminates
+        self.sleep = sleep
+        self.once = once
+        self.trouble = trouble
         self.total = self.episode = 0
         if simulator and multiprocessing.parent_process():
             Path(simulator).write_text(str(subprocess.Popen(["sleep", "1e6"]).pid))
@@ -58,7 +65,8 @@ class Toy(gymnasium.Env):
         if self._happens("exit_at"):
             os._exit(7)
         if self._happens("spin_at"):
-            re.match("(a+)+b", "a" * 99)  # for ages, without a moment for other threads of the interpreter
+            # For ages, without a moment for other threads of the interpreter
+            re.match("(a+)+b", "a" * 99)
         time.sleep(1e6 if self._happens("hang_at") else self.sleep)
         obs = self._observe()
         if self._happens("nan_at"):
@@ -120,9 +128,11 @@ class PromisingToy(Toy):
 
 
 class BoxToy(Toy):
-    """Actions in a Box [2, 2] of -2 .. 1, as 64 bit numbers; the reward is their sum, NaN where that does not fit."""
+    """Actions in a Box [2, 2] of -2 .. 1, as 64 bit numbers; the reward is their sum, NaN where
+    that does not fit.
+    """
 
-    action_space = spaces.Box(-2.0, 1.0, (2, 2), np.float64)
+    action_space = spaces.Box(low=-2.0, high=1.0, shape=(2, 2), dtype=np.float64)
 
     def step(self, action):
         obs, _, *rest = super().step(0)
@@ -146,19 +156,21 @@ class MultiToy(Toy):
 class ImageToy(Toy):
     """Bytes as images."""
 
-    observation_space = spaces.Box(0, 255, (12, 12, 3), np.uint8)
+    observation_space = spaces.Box(low=0, high=255, shape=(12, 12, 3), dtype=np.uint8)
 
     def _observe(self):
         return np.full((12, 12, 3), self.time, np.uint8)
 
 
 class DictToy(Toy):
-    """Observes frames that come first, numbers, and which actions are legal; any other one is worth -100."""
+    """Observes frames that come first, numbers, and which actions are legal; any other one is worth
+    -100.
+    """
 
     observation_space = spaces.Dict(
         {
             "numbers": spaces.Tuple((Toy.observation_space, spaces.Discrete(7))),
-            "frames": spaces.Box(0, 255, (2, 12, 12), np.uint8),
+            "frames": spaces.Box(low=0, high=255, shape=(2, 12, 12), dtype=np.uint8),
             "action_mask": spaces.MultiBinary(3),
         }
     )
@@ -169,7 +181,8 @@ class DictToy(Toy):
         return obs, reward if legal else -100.0, *rest
 
     def _observe(self):
-        numbers, frames = super()._observe(), np.full((2, 12, 12), self.time, np.uint8)
+        numbers = super()._observe()
+        frames = np.full((2, 12, 12), self.time, np.uint8)
         frames[1] = 9
         mask = np.array([self.time % 2, 1 - self.time % 2, self.time % 3 == 0], np.int8)
         mask *= not (self.time and self._happens("no_action_at"))
@@ -179,18 +192,27 @@ class DictToy(Toy):
 class HybridToy(Toy):
     """Actions of a choice and a vector within bounds; the reward is all of them together."""
 
-    action_space = spaces.Tuple((spaces.Discrete(3), spaces.Box(-1.0, 0.5, (2,), np.float32)))
+    action_space = spaces.Tuple(
+        (spaces.Discrete(3), spaces.Box(low=-1.0, high=0.5, shape=(2,), dtype=np.float32))
+    )
 
     def step(self, action):
         obs, _, *rest = super().step(0)
-        return obs, float(action[0] + action[1].sum()) if self.action_space.contains(action) else np.nan, *rest
+        return (
+            obs,
+            float(action[0] + action[1].sum()) if self.action_space.contains(action) else np.nan,
+            *rest,
+        )
 
 
 class SecretiveToy(Toy):
     """Only critics see which action pays."""
 
     observation_space = spaces.Dict(
-        {"numbers": Toy.observation_space, "privileged_state": spaces.Box(0, 1, (3,), np.float32)}
+        {
+            "numbers": Toy.observation_space,
+            "privileged_state": spaces.Box(low=0, high=1, shape=(3,), dtype=np.float32),
+        }
     )
 
     def step(self, action):
@@ -205,7 +227,9 @@ class SecretiveToy(Toy):
 
 
 class TellingToy(Toy):
-    """Says in its info which actions are legal: at first not the first, later not the second; nothing at the end."""
+    """Says in its info which actions are legal: at first not the first, later not the second;
+    nothing at the end.
+    """
 
     def reset(self, seed=None, options=None):
         obs, _ = super().reset(seed=seed)
@@ -218,40 +242,61 @@ class TellingToy(Toy):
 
 
 class TellingGoalToy(Toy):
-    """Two parts in an order that is not their space's, beside one that no space speaks of; a mask per component."""
+    """Two parts in an order that is not their space's, beside one that no space speaks of; a mask
+    per component.
+    """
 
     action_space = MultiToy.action_space
-    observation_space = spaces.Dict({"achieved": Toy.observation_space, "desired": Toy.observation_space})
+    observation_space = spaces.Dict(
+        {"achieved": Toy.observation_space, "desired": Toy.observation_space}
+    )
 
     def reset(self, seed=None, options=None):
         return super().reset(seed=seed)[0], {"action_mask": (np.ones(2), np.array([0, 1, 0]))}
 
     def step(self, action):
         *outputs, _ = super().step(0)
-        return *outputs, {"action_mask": None if self.time == self.limit else (np.array([1, 0]), np.array([0, 0, 1]))}
+        return *outputs, {
+            "action_mask": None
+            if self.time == self.limit
+            else (np.array([1, 0]), np.array([0, 0, 1]))
+        }
 
     def _observe(self):
-        return collections.OrderedDict(other=3, desired=-super()._observe(), achieved=super()._observe())
+        return collections.OrderedDict(
+            other=3, desired=-super()._observe(), achieved=super()._observe()
+        )
 
 
 class ChattyToy(Toy):
-    """Says the step in its info, and whether that is even; at the end of an episode also ten times the step."""
+    """Says the step in its info, and whether that is even; at the end of an episode also ten times
+    the step.
+    """
 
     def reset(self, seed=None, options=None):
         return super().reset(seed=seed)[0], {"time": 100}
 
     def step(self, action):
         obs, *rest, _ = super().step(action)
-        info = {"time": self.time, "even": np.bool_(self.time % 2 == 0), "all": obs, "text": "no number"}
+        info = {
+            "time": self.time,
+            "even": np.bool_(self.time % 2 == 0),
+            "all": obs,
+            "text": "no number",
+        }
         return obs, *rest, info | ({"end": 10.0 * self.time} if self.time == self.limit else {})
 
 
 class OddToy(Toy):
-    """Gives what it is told to in place of its own outputs: the last `outputs` of a step, a reset without info."""
+    """Gives what it is told to in place of its own outputs: the last `outputs` of a step, a reset
+    without info.
+    """
 
     def __init__(self, outputs: int = 5, old_reset: bool = False, **given):
         super().__init__()
-        self.outputs, self.old_reset, self.given = outputs, old_reset, given
+        self.outputs = outputs
+        self.old_reset = old_reset
+        self.given = given
 
     def reset(self, seed=None, options=None):
         obs, info = super().reset(seed=seed)
@@ -259,7 +304,13 @@ class OddToy(Toy):
 
     def step(self, action):
         obs, reward, terminated, truncated, info = super().step(action)
-        own = {"obs": obs, "reward": reward, "terminated": terminated, "truncated": truncated, "info": info}
+        own = {
+            "obs": obs,
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": truncated,
+            "info": info,
+        }
         return tuple((own | self.given).values())[-self.outputs :]
 
 
@@ -279,7 +330,13 @@ class RaggedToy(Toy):
         odd = (1 + self.episode // 100) % 2  # of every other seed
         path = np.arange(1 + self.time % 3 + odd)
         number = 0.5 if odd else 1
-        info = {"path": path, "deep": {"path": path}, "lock": threading.Lock(), "number": number, "_number": 0}
+        info = {
+            "path": path,
+            "deep": {"path": path},
+            "lock": threading.Lock(),
+            "number": number,
+            "_number": 0,
+        }
         return *outputs, info | {"final_obs": 7.0, "huge": 10**400, 3: 4}
 
 
@@ -287,23 +344,38 @@ class TextToy(Toy):
     observation_space = spaces.Text(5)
 
 
-TOYS = Toy, DrawnToy, PromisingToy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, TextToy, ChattyToy, SecretiveToy
+TOYS = (
+    Toy,
+    DrawnToy,
+    PromisingToy,
+    BoxToy,
+    MultiToy,
+    ImageToy,
+    DictToy,
+    HybridToy,
+    TextToy,
+    ChattyToy,
+    SecretiveToy,
+)
 for toy in (*TOYS, OneArrayToy, OddToy, RaggedToy, StubbornToy, TellingToy, TellingGoalToy):
     gymnasium.register(f"{toy.__name__}-v0", toy, disable_env_checker=True)
 
 
 class ReusingToys(gymnasium.vector.VectorEnv):
-    """Two, vectorised by themselves, with arrays that every step overwrites; their episodes have 3 and 5 steps.
+    """Two, vectorised by themselves, with arrays that every step overwrites; their episodes have 3
+    and 5 steps.
 
     They observe the step, and 100 at the end. The reward is 1, and 50 in a step that only resets.
     """
 
     metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}
-    single_observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    single_observation_space = spaces.Box(low=-np.inf, high=np.inf, shape=(1,), dtype=np.float32)
     single_action_space = spaces.Discrete(2)
 
     def __init__(self, num_envs, **_):
-        self._time, self._over, self._obs = np.zeros(2, int), np.zeros(2, bool), np.zeros((2, 1), np.float32)
+        self._time = np.zeros(2, int)
+        self._over = np.zeros(2, bool)
+        self._obs = np.zeros((2, 1), np.float32)
 
     def reset(self, *, seed=None, options=None):
         return self._obs, {}

@@ -1,4 +1,6 @@
-"""Training speed: of two checkouts in turns, over environments, on a card, and how kernels are counted."""
+"""Training speed: of two checkouts in turns, over environments, on a card, and how kernels are
+counted.
+"""
 
 import gzip
 import json
@@ -14,8 +16,13 @@ from pmaprl.cli.errors import TrainingError
 
 @pytest.fixture
 def speeds(monkeypatch):
-    """Speed of each algorithm at each number of environments; what is not there does not fit into memory."""
-    known = {"ppo_pmap": {64: 1000, 256: 2000, 1024: 2050, 4096: 9000}, "sac_pmap": {16: 10, 64: 30}}
+    """Speed of each algorithm at each number of environments; what is not there does not fit into
+    memory.
+    """
+    known = {
+        "ppo_pmap": {64: 1000, 256: 2000, 1024: 2050, 4096: 9000},
+        "sac_pmap": {16: 10, 64: 30},
+    }
 
     def pretend(algorithm, env, num_envs):
         row = {"algorithm": algorithm, "env": env, "num_envs": num_envs}
@@ -45,32 +52,51 @@ def test_sizes_grow_until_they_bring_nothing_or_do_not_fit(speeds, tmp_path, cap
     assert "| ppo_pmap | CartPole-v1 | 1,024 | 2,050 | 5 MB | 1,234 | 7 s |" in text
     assert "| sac_pmap | CartPole-v1 | 256 | failed: RESOURCE_EXHAUSTED" in text
     speeds["ppo_pmap"] = {64: 5000}
-    speeds_then = [row["steps_per_second"] for row in measured(tmp_path, algos=("ppo_pmap",)) if "failed" not in row]
-    assert speeds_then == [5000, 2050, 10, 30], "what is measured again is replaced, and nothing else"
+    speeds_then = [
+        row["steps_per_second"]
+        for row in measured(tmp_path, algos=("ppo_pmap",))
+        if "failed" not in row
+    ]
+    assert speeds_then == [5000, 2050, 10, 30], (
+        "what is measured again is replaced, and nothing else"
+    )
 
 
 def test_after_the_time_nothing_is_begun(speeds, tmp_path, monkeypatch):
     now = iter(range(0, 10_000, 50))
     monkeypatch.setattr(accelerator.time, "monotonic", lambda: next(now))
-    assert [row["num_envs"] for row in measured(tmp_path, minutes=2.5, algos=("ppo_pmap",))] == [64, 256]
+    assert [row["num_envs"] for row in measured(tmp_path, minutes=2.5, algos=("ppo_pmap",))] == [
+        64,
+        256,
+    ]
 
 
 def test_two_checkouts_take_turns_and_their_ratio_is_the_median(monkeypatch, tmp_path):
     (tmp_path / "algos").mkdir()
     (tmp_path / "algos" / "ppo_pmap.py").touch()
-    ran, there = [], iter(range(100, 200))
+    ran = []
+    there = iter(range(100, 200))
 
     def pretend(words, env):
         steps = int(words[words.index("--stop-after") + 1])
         other = words[1].startswith(str(tmp_path))
         ran.append(("other" if other else "ours", steps))
         rate = 1000 if other else next(there) * 10
-        return {"algorithm": "ppo_pmap", "env": "E", "compile_seconds": 2.0, "steps_per_second": rate}
+        return {
+            "algorithm": "ppo_pmap",
+            "env": "E",
+            "compile_seconds": 2.0,
+            "steps_per_second": rate,
+        }
 
     monkeypatch.setattr(speed, "last_line", pretend)
-    (row,) = speed.rows_of(speed.Args(against=str(tmp_path), envs=("E",), seconds=2.0), ["--num-envs", "8"])
+    (row,) = speed.rows_of(
+        speed.Args(against=str(tmp_path), envs=("E",), seconds=2.0), ["--num-envs", "8"]
+    )
     assert [side for side, _ in ran] == ["ours"] * 2 + ["other"] * 3 + ["ours"] * 2 + ["other"]
-    assert {steps for _, steps in ran} == {1, 2000}, "the first run compiles, the others take two seconds"
+    assert {steps for _, steps in ran} == {1, 2000}, (
+        "the first run compiles, the others take two seconds"
+    )
     assert (row["ratio"], row["ratios"], row["compile_seconds"]) == (1.02, [1.01, 1.02, 1.03], 2.0)
 
 
@@ -84,7 +110,13 @@ def test_a_measurement_that_cannot_be_is_refused(words, capsys):
 @pytest.mark.slow
 def test_a_small_measurement_runs():
     words = "--env CartPole-v1 --num-envs 4 --num-steps 8 --bptt-length 4 --num-minibatches 2"
-    training = speed.Training(speed.ROOT, "ppo_rnn_pmap", words.split(), seconds=0.1, kernels=True)
+    training = speed.Training(
+        algorithm=speed.ROOT,
+        env="ppo_rnn_pmap",
+        total_timesteps=words.split(),
+        seconds=0.1,
+        kernels=True,
+    )
     assert training.measure() > 0
     assert training.about["compile_seconds"] > 0
     assert training.about["memory_bytes"] > 4 * 5000 * 3, "parameters and both of Adam's moments"
@@ -101,7 +133,8 @@ def test_kernels_of_a_loop_count_as_often_as_it_runs():
 
 @pytest.mark.parametrize(
     ("program", "most"),
-    [  # of an H100 they are 12 and 48, 1,421, 15 and 50, 88, and 54: benchmarks/results/kernels.json
+    # Of an H100 they are 12 and 48, 1,421, 15 and 50, 88, and 54: benchmarks/results/kernels.json
+    [
         ("ppo", {"rollout step": 165, "gradient step": 85}),
         pytest.param("ppo-gru", {"gradient step": 5_500}, marks=pytest.mark.slow),
         pytest.param("pqn", {"rollout step": 260, "gradient step": 90}, marks=pytest.mark.slow),
@@ -110,18 +143,28 @@ def test_kernels_of_a_loop_count_as_often_as_it_runs():
     ],
 )
 def test_an_update_has_few_kernels(program, most):
-    """Those of a CPU, for which anybody can compile; a step of PPO's rollout had 247 where it split its keys itself."""
+    """Those of a CPU, for which anybody can compile; a step of PPO's rollout had 247 where it split
+    its keys itself.
+    """
     job = {"program": program, "function": "update", "num_envs": 64}
     lowered, sizes = kernels.lowered_program(job, jax.devices()[:1])
-    compiled = lowered.compile({"xla_cpu_use_fusion_emitters": True, "xla_backend_optimization_level": 1})
-    found = kernels.by_loop(list(kernels.kernels_of(kernels.computations(compiled.as_text()))), *sizes)
+    compiled = lowered.compile(
+        {"xla_cpu_use_fusion_emitters": True, "xla_backend_optimization_level": 1}
+    )
+    found = kernels.by_loop(
+        list(kernels.kernels_of(kernels.computations(compiled.as_text()))), *sizes
+    )
     assert {name: found[name] for name, limit in most.items() if found[name] > limit} == {}
 
 
 def test_on_an_accelerator_only_the_loop_over_updates_has_no_known_length(monkeypatch):
-    """Loops of other lengths keep their neighbours out of CUDA graphs, and make the device ask the host."""
+    """Loops of other lengths keep their neighbours out of CUDA graphs, and make the device ask the
+    host.
+    """
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    lowered, _ = kernels.lowered_program({"program": "ppo", "function": "update", "num_envs": 8}, jax.devices()[:1])
+    lowered, _ = kernels.lowered_program(
+        {"program": "ppo", "function": "update", "num_envs": 8}, jax.devices()[:1]
+    )
     loops = [line for line in lowered.compile().as_text().splitlines() if " while(" in line]
     assert len(loops) > 4
     assert sum("known_trip_count" not in line for line in loops) == 1
@@ -148,7 +191,8 @@ ENTRY %main (a: f32[128,64], b: f32[64,32], i: s32[]) -> f32[128,32] {
     assert product.bytes == 4 * (128 * 64 + 64 * 32 + 128 * 32)
 
 
-# ------------------------------------------------------------------------------------------------ a card in one script
+# ------------------------------------------------------------------------------------------------ a
+# card in one script
 
 
 def metadata(kind: str, name: str, **where: int) -> dict:
@@ -156,20 +200,34 @@ def metadata(kind: str, name: str, **where: int) -> dict:
 
 
 def span(name: str, begin: float, length: float, pid: int = 1, tid: int = 7, **more: str) -> dict:
-    return {"ph": "X", "name": name, "ts": begin, "dur": length, "pid": pid, "tid": tid, "args": more}
+    return {
+        "ph": "X",
+        "name": name,
+        "ts": begin,
+        "dur": length,
+        "pid": pid,
+        "tid": tid,
+        "args": more,
+    }
 
 
 def test_a_trace_says_what_kernels_take_and_how_long_the_device_is_idle(tmp_path):
-    """Two updates of 50 microseconds, in which kernels run for 30; on the host three launches, one of a graph."""
+    """Two updates of 50 microseconds, in which kernels run for 30; on the host three launches, one
+    of a graph.
+    """
     events = [
         metadata("process_name", "/device:GPU:0", pid=1),
         metadata("thread_name", "Stream #13(Compute)", pid=1, tid=7),
         metadata("thread_name", "XLA Ops", pid=1, tid=8),
         metadata("process_name", "/host:CPU", pid=2),
         *(span("gemm", begin, 20) for begin in (0, 60)),
-        *(span("fusion", begin, 10) for begin in (15, 90)),  # the first one begins while another one runs
+        # The first one begins while another one runs
+        *(span("fusion", begin, 10) for begin in (15, 90)),
         span("gemm", 0, 1000, tid=8),
-        *(span(name, 0, 1, pid=2) for name in ("cuLaunchKernelEx", "cuLaunchKernel", "cuGraphLaunch", "other")),
+        *(
+            span(name, 0, 1, pid=2)
+            for name in ("cuLaunchKernelEx", "cuLaunchKernel", "cuGraphLaunch", "other")
+        ),
     ]
     (tmp_path / "deep").mkdir()
     with gzip.open(tmp_path / "deep" / "host.trace.json.gz", "wt") as file:
@@ -191,10 +249,14 @@ def test_a_trace_without_kernels_is_refused(tmp_path):
 
 
 class PretendedWorker:
-    """A process of the card, whose speed depends on XLA's options; some of those XLA does not know."""
+    """A process of the card, whose speed depends on XLA's options; some of those XLA does not
+    know.
+    """
 
     def __init__(self, job, options="", cache="", python=""):
-        self.job, self.options, self.about = job, options, {"compile_seconds": 3.0}
+        self.job = job
+        self.options = options
+        self.about = {"compile_seconds": 3.0}
 
     def built(self, timeout=0.0):
         if "scheduling_mode" in self.options:
@@ -224,7 +286,10 @@ def test_options_that_help_are_measured_together(monkeypatch, tmp_path):
     ratios = {line["name"]: line["times_the_first"] for line in lines if "name" in line}
     assert (ratios["defaults"], ratios["small graphs"], ratios["unrolled loops"]) == (1.0, 1.1, 1.5)
     assert ratios["best"] == 1.65 and one.best_options.count("--xla") == 3
-    assert any(line.get("program") == "concurrent graphs" and "Unknown flag" in line["failed"] for line in lines)
+    assert any(
+        line.get("program") == "concurrent graphs" and "Unknown flag" in line["failed"]
+        for line in lines
+    )
 
 
 def test_a_part_without_time_is_named(monkeypatch, tmp_path):
@@ -251,5 +316,7 @@ def test_the_script_for_a_card_runs_in_small_on_a_cpu(tmp_path):
 
 @pytest.mark.slow
 def test_the_cost_of_a_row_is_measured():
-    found = speed.cost_of_rows(speed.Args(rows=True, rounds=1, envs=("CartPole-v1",)), [], count=200)
+    found = speed.cost_of_rows(
+        speed.Args(rows=True, rounds=1, envs=("CartPole-v1",)), [], count=200
+    )
     assert found["rows"] == 200 and found["processor_ms"] < 50

@@ -52,19 +52,32 @@ def small_args(**flags: Any) -> appo.Args:
     return appo.Args(**SMALL | flags)
 
 
-# --------------------------------------------------------------------------------------------------------------- maths
+# --------------------------------------------------------------------------------------------------
+# maths
 
 
 @pytest.mark.parametrize(
     ("rho", "c", "target", "advantage"),
     [
-        (1.0, 1.0, [1.0333205, 1.48, 2.0, 1.2460326, 1.2586188], [0.8333205, 1.08, 2.1, 0.4460326, 0.9586188]),
-        (2.0, 0.8, [0.6458574, 0.4161275, 2.0, 0.5532261, 1.2586188], [0.4458574, 1.780619, 2.1, 0.8920652, 0.9586188]),
+        (
+            1.0,
+            1.0,
+            [1.0333205, 1.48, 2.0, 1.2460326, 1.2586188],
+            [0.8333205, 1.08, 2.1, 0.4460326, 0.9586188],
+        ),
+        (
+            2.0,
+            0.8,
+            [0.6458574, 0.4161275, 2.0, 0.5532261, 1.2586188],
+            [0.4458574, 1.780619, 2.1, 0.8920652, 0.9586188],
+        ),
     ],
 )
 def test_golden_vtrace(rho, c, target, advantage):
-    log_rho, reward = np.array([-1, 0.5, 0, 1.5, -0.3]), np.array([1, -0.5, 2, 0, 1])
-    value, next_value = np.array([0.2, 0.4, -0.1, 0.8, 0.3]), np.array([0.4, -0.1, 0.8, 0.3, 0.6])
+    log_rho = np.array([-1, 0.5, 0, 1.5, -0.3])
+    reward = np.array([1, -0.5, 2, 0, 1])
+    value = np.array([0.2, 0.4, -0.1, 0.8, 0.3])
+    next_value = np.array([0.4, -0.1, 0.8, 0.3, 0.6])
     ends = np.arange(5) == 2, np.zeros(5, bool)
     found, unweighted = appo.vtrace(log_rho, reward, value, next_value, *ends, 0.99, 1.0, rho, c)
     np.testing.assert_allclose(found, target, atol=1e-6)
@@ -72,18 +85,25 @@ def test_golden_vtrace(rho, c, target, advantage):
 
 
 def test_vtrace_is_the_double_sum_of_the_paper():
-    """Equation 1, with both kinds of end and both at once; the next value is independent wherever an episode ended.
+    """Equation 1, with both kinds of end and both at once; the next value is independent wherever
+    an episode ended.
 
-    From it follow the discounted return on policy, and that two episodes in one trace equal two traces.
+    From it follow the discounted return on policy, and that two episodes in one trace equal two
+    traces.
     """
-    rng, steps = np.random.default_rng(0), 12
+    rng = np.random.default_rng(0)
+    steps = 12
     log_rho, reward, value, final = rng.normal(size=(4, steps, 30))
     terminated, truncated = rng.random((2, steps, 30)) < 0.2
-    done, rho = terminated | truncated, np.exp(log_rho)
+    done = terminated | truncated
+    rho = np.exp(log_rho)
     next_value = np.where(done, final, np.concatenate([value[1:], final[-1:]]))
     bootstrap = np.where(terminated, 0, next_value)
-    target, advantage = appo.vtrace(log_rho, reward, value, next_value, terminated, truncated, 0.9, 0.8, 1.3, 0.7)
-    delta, decay = np.minimum(rho, 1.3) * (reward + 0.9 * bootstrap - value), 0.9 * 0.8 * np.minimum(rho, 0.7) * ~done
+    target, advantage = appo.vtrace(
+        log_rho, reward, value, next_value, terminated, truncated, 0.9, 0.8, 1.3, 0.7
+    )
+    delta = np.minimum(rho, 1.3) * (reward + 0.9 * bootstrap - value)
+    decay = 0.9 * 0.8 * np.minimum(rho, 0.7) * ~done
     wanted = value.copy()
     for start, step in itertools.combinations_with_replacement(range(steps), 2):
         wanted[start] += decay[start:step].prod(axis=0) * delta[step]
@@ -93,16 +113,21 @@ def test_vtrace_is_the_double_sum_of_the_paper():
     np.testing.assert_allclose(advantage, reward + 0.9 * later - value, atol=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------------------- the update
+# --------------------------------------------------------------------------------------------------
+# the update
 
 
 class Lab(host_helpers.Lab):
     def __init__(self, **flags: Any):
         flags |= {"rnn_size": 8} if "rnn" in flags else {}
-        super().__init__(appo, small_args(**{"learning_rate": 0.01, "lr_schedule": "constant"} | flags))
+        super().__init__(
+            appo, small_args(**{"learning_rate": 0.01, "lr_schedule": "constant"} | flags)
+        )
         self.learner, self.run = self.driver.begin(jax.random.key(0), jax.random.key(1))
 
-    def rollout(self, seed: int, final_obs: bool = False, steps: int = 8, envs: int = 8) -> HostRollout:
+    def rollout(
+        self, seed: int, final_obs: bool = False, steps: int = 8, envs: int = 8
+    ) -> HostRollout:
         rng = np.random.default_rng(100 + seed)
         obs, final = rng.normal(size=(2, steps + 1, envs, 2)).astype(np.float32)
         return made_up(
@@ -120,9 +145,13 @@ class Lab(host_helpers.Lab):
         first = np.ones(obs.shape[:2], bool)
         return network.apply(self.learner.params, obs, first, self.driver.memory(obs.shape[1]))[:2]
 
-    def update(self, *rollouts: HostRollout, devices: int = 1, updates: int = 1) -> tuple[Any, dict[str, Any]]:
+    def update(
+        self, *rollouts: HostRollout, devices: int = 1, updates: int = 1
+    ) -> tuple[Any, dict[str, Any]]:
         """Parameters and metrics after learning from the same rollouts again and again."""
-        state = jax.tree.map(lambda x: jnp.stack([x] * devices), TrainState(self.learner, (), self.run))
+        state = jax.tree.map(
+            lambda x: jnp.stack([x] * devices), TrainState(self.learner, (), self.run)
+        )
         for _ in range(updates):
             state, _, tally = self.step(state, over_learners(rollouts, devices))
         params = jax.device_get(state.learner.params)
@@ -135,14 +164,19 @@ class Lab(host_helpers.Lab):
     [
         {"num_epochs": 2, "num_minibatches": 2, "clip_vloss": True, "normalize_obs": True},
         pytest.param({"loss": "impala", "normalize_obs": True}, marks=pytest.mark.slow),
-        # Of cells that last far longer than these rollouts, gradients are so small that Adam makes steps of rounding
-        pytest.param({"num_epochs": 2, "num_minibatches": 2, "rnn": "gru", "rnn_span": 16}, marks=pytest.mark.slow),
+        # Of cells that last far longer than these rollouts, gradients are so small that Adam makes
+        # steps of rounding
+        pytest.param(
+            {"num_epochs": 2, "num_minibatches": 2, "rnn": "gru", "rnn_span": 16},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=str,
 )
 def test_any_number_of_devices_learns_the_same(flags):
     lab = Lab(envs_per_actor=16, **flags)
-    # Of seeds 0 and 1 a gradient of --loss impala is so small that Adam makes steps of rounding, too
+    # Of seeds 0 and 1 a gradient of --loss impala is so small that Adam makes steps of rounding,
+    # too
     rollouts = [lab.rollout(seed, final_obs="loss" in flags, envs=16) for seed in (4, 5)]
     one, _ = lab.update(*rollouts, updates=3)
     several, _ = lab.update(*rollouts, devices=4, updates=3)
@@ -167,7 +201,9 @@ def test_masked_steps_teach_nothing():
     assert relative_difference(params, lab.update(other)[0]) < 1e-6
     changed = rollout._replace(reward=np.where(masked, rollout.reward, 1e3).astype(np.float32))
     assert relative_difference(params, lab.update(changed)[0]) > 1e-3
-    metrics = tally_of(Collected(0, rollout, []), version=0, max_lag=lab.args.max_policy_lag).metrics()
+    metrics = tally_of(
+        Collected(0, rollout, []), version=0, max_lag=lab.args.max_policy_lag
+    ).metrics()
     shares = {"batch/valid": rollout.valid.mean(), "batch/too_old": (old & rollout.valid).mean()}
     assert {name: metrics[name] for name in shares} == pytest.approx(shares)
 
@@ -185,51 +221,74 @@ GAE = {"advantage": "gae", "normalize_obs": True, "normalize_returns": False}
     ids=str,
 )
 def test_both_kinds_of_reset_teach_the_same(flags):
-    """The same experience as a suite records it that resets within a step, and as one that takes a step of its own."""
+    """The same experience as a suite records it that resets within a step, and as one that takes a
+    step of its own.
+    """
     lab = Lab(**flags)
     within = lab.rollout(0, final_obs=True, steps=6, envs=8)
     truncated, terminated = np.zeros((2, 6, 8), bool)
-    truncated[2, :4], terminated[2, 4:] = True, True
-    within = within._replace(valid=np.ones((6, 8), bool), truncated=truncated, terminated=terminated)
+    truncated[2, :4] = True
+    terminated[2, 4:] = True
+    within = within._replace(
+        valid=np.ones((6, 8), bool), truncated=truncated, terminated=terminated
+    )
     over = (truncated | terminated)[..., None]
     within = within._replace(final_obs=np.where(over, within.final_obs, within.obs[1:]))
-    apart = jax.tree.map(lambda x: np.insert(x, 3, 0, axis=0), within._replace(final_obs=None, first=(), memory=()))
+    apart = jax.tree.map(
+        lambda x: np.insert(x, 3, 0, axis=0), within._replace(final_obs=None, first=(), memory=())
+    )
     obs = np.insert(within.obs, 3, within.final_obs[2], axis=0)
     apart = apart._replace(obs=obs, first=within.first, memory=within.memory)
     assert not apart.valid[3].any()
-    assert relative_difference(lab.update(within, updates=2)[0], lab.update(apart, updates=2)[0]) < 1e-5
+    assert (
+        relative_difference(lab.update(within, updates=2)[0], lab.update(apart, updates=2)[0])
+        < 1e-5
+    )
 
 
 def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated_one_from_nothing():
     lab = Lab(vf_coef=1.0)
-    lab.learner = lab.learner.replace(params=jax.tree.map(lambda x: x + 0.1, lab.learner.params))  # values begin at 0
+    # Values begin at 0
+    lab.learner = lab.learner.replace(params=jax.tree.map(lambda x: x + 0.1, lab.learner.params))
     rollout = lab.rollout(0, final_obs=True, steps=1)._replace(valid=np.ones((1, 8), bool))
     for truncated, terminated in ((True, False), (False, True), (True, True)):
-        case = rollout._replace(truncated=np.full((1, 8), truncated), terminated=np.full((1, 8), terminated))
-        case = case._replace(extras=np.full((1, 8), -9, np.float32))  # weights over 1, so that they are clipped to it
+        case = rollout._replace(
+            truncated=np.full((1, 8), truncated), terminated=np.full((1, 8), terminated)
+        )
+        # Weights over 1, so that they are clipped to it
+        case = case._replace(extras=np.full((1, 8), -9, np.float32))
         value = np.asarray(lab.outputs(case.final_obs)[1][0])
         target = case.reward[0] + 0.99 * (0 if terminated else value)
         np.testing.assert_allclose(lab.update(case)[1]["value/target"], target.mean(), rtol=1e-4)
-    assert np.abs(value - lab.outputs(rollout.obs[1:])[1][0]).mean() > 0.01, "or nothing would be seen"
+    assert np.abs(value - lab.outputs(rollout.obs[1:])[1][0]).mean() > 0.01, (
+        "or nothing would be seen"
+    )
 
 
 @pytest.mark.parametrize(
     ("env", "limit", "flags"),
     [
         ("envpool:CartPole-v1", "max_episode_steps", {"rnn": "gru"}),
-        pytest.param(TOYS + "HybridToy-v0", "limit", {"rnn": "lstm", "rnn_layers": 2}, marks=pytest.mark.slow),
+        pytest.param(
+            TOYS + "HybridToy-v0", "limit", {"rnn": "lstm", "rnn_layers": 2}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_x7_learners_see_the_probabilities_of_actors_over_many_rollouts(env, limit, flags):
-    """Episodes of five steps and less end at every position of a rollout; `envpool` resets in a step of its own."""
+    """Episodes of five steps and less end at every position of a rollout; `envpool` resets in a
+    step of its own.
+    """
     lab = Lab(env=env, env_params=json.dumps({limit: 5}), num_steps=7, envs_per_actor=3, **flags)
-    params, act = lab.driver.publish(lab.learner, lab.run), jax.jit(lab.driver.act_on_host)
+    params = lab.driver.publish(lab.learner, lab.run)
+    act = jax.jit(lab.driver.act_on_host)
     actor = Actor(0, None, lab.args, act, lab.driver.memory(3), version=0)
     actor.start()
     network = appo.Network(lab.args, lab.spec.observation_space, lab.spec.action_space)
     for _ in range(5):
         rollout = as_rollout(actor.collect(lambda slot: Slot(0, params)).rollout)
-        policy = network.apply(lab.learner.params, rollout.obs, rollout.seen.first, rollout.memory)[0]
+        policy = network.apply(lab.learner.params, rollout.obs, rollout.seen.first, rollout.memory)[
+            0
+        ]
         np.testing.assert_allclose(policy.log_prob(rollout.action), rollout.extras, atol=1e-5)
     actor.close()
 
@@ -253,7 +312,8 @@ def test_ratios_beyond_the_clamp_stay_finite_and_impala_learns_from_them():
     assert metrics["grad/norm"] > 0
 
 
-# ---------------------------------------------------------------------------------------------------------- whole runs
+# --------------------------------------------------------------------------------------------------
+# whole runs
 
 
 def train(folder: Path, **flags: Any) -> Any:
@@ -290,7 +350,9 @@ def lags(folder: Path) -> list[list[float]]:
 
 
 def test_lag_is_exactly_one_in_lockstep(lockstep):
-    """But in the first of two updates in the first row, with the parameters that the run began with."""
+    """But in the first of two updates in the first row, with the parameters that the run began
+    with.
+    """
     assert lags(lockstep[1]) == [[0, 0.5, 1]] + [[1, 1, 1]] * 4
 
 
@@ -299,20 +361,32 @@ def test_numbers_in_infos_are_logged(tmp_path):
     """Sixteen steps of episodes of seven, in each of sixteen environments of two actors."""
     logged = {"time": 59 / 16, "time_sum": 16 * 59, "time_max": 7, "time_min": 1, "time_last": 2}
     logged |= {"end": 70, "end_last": 70, "even_sum": 16 * 7}
-    train(tmp_path / "run", env=TOYS + "ChattyToy-v0", lockstep=True, total_timesteps=256, log_info=tuple(logged))
+    train(
+        tmp_path / "run",
+        env=TOYS + "ChattyToy-v0",
+        lockstep=True,
+        total_timesteps=256,
+        log_info=tuple(logged),
+    )
     (row,) = rows(tmp_path / "run")
     assert {name: row[f"env/{name}"] for name in logged} == logged
 
 
 @pytest.mark.slow
 def test_learners_on_other_devices_learn_the_same(lockstep, tmp_path, monkeypatch):
-    states, flags = states_of(monkeypatch, "finish"), PASSES | {"actor_threads": 1}
+    states = states_of(monkeypatch, "finish")
+    flags = PASSES | {"actor_threads": 1}
     updates = compiled_updates(monkeypatch)
-    split = train(tmp_path / "split", lockstep=True, actor_devices="0,3", learner_devices="1,2", **flags)
+    split = train(
+        tmp_path / "split", lockstep=True, actor_devices="0,3", learner_devices="1,2", **flags
+    )
     assert relative_difference(split.params, lockstep[0].params) < 1e-5
     assert replicas_are_identical(states[-1])
     assert not collectives_beside_each_other(updates[0])
-    assert json.loads((tmp_path / "split" / "config.json").read_text())["devices"] == ["cpu:1", "cpu:2"]
+    assert json.loads((tmp_path / "split" / "config.json").read_text())["devices"] == [
+        "cpu:1",
+        "cpu:2",
+    ]
 
 
 def test_one_compilation_and_no_growing_memory(tmp_path, monkeypatch):
@@ -320,8 +394,10 @@ def test_one_compilation_and_no_growing_memory(tmp_path, monkeypatch):
     with Watch(monkeypatch) as watch:
         train(tmp_path / "run", total_timesteps=40 * 128, log_interval=128)
     names = sorted(name for name, chunks in watch.compiled)
-    assert names == ["jit(_fun)", "jit(_fun)", "jit(act)", "jit(act_on_host)"]  # `init`, `update`; playing, acting
-    assert max(watch.bytes[5:]) < 2 * min(watch.bytes[5:])  # a few versions of the parameters come and go
+    # `init`, `update`; playing, acting
+    assert names == ["jit(_fun)", "jit(_fun)", "jit(act)", "jit(act_on_host)"]
+    # A few versions of the parameters come and go
+    assert max(watch.bytes[5:]) < 2 * min(watch.bytes[5:])
 
 
 def test_resume_continues_with_the_same_learner(tmp_path):
@@ -350,7 +426,9 @@ def test_commands_for_policies_know_host_environments(lockstep, tmp_path):
 
 def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
     """One that takes long is written where it belongs, and its checkpoint is the best."""
-    released, returns, advance = threading.Event(), iter([5.0, 2.0, 1.0]), Run.advance
+    released = threading.Event()
+    returns = iter([5.0, 2.0, 1.0])
+    advance = Run.advance
 
     def evaluate(evaluation, learner, worker):
         released.wait(300)
@@ -363,8 +441,16 @@ def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
 
     monkeypatch.setattr(pmaprl.actors.host_evaluation.HostEvaluation, "_play", evaluate)
     monkeypatch.setattr(Run, "advance", watched)
-    train(folder := tmp_path / "run", eval_interval=1280, keep_best=True, keep_checkpoints=1, total_timesteps=21 * 128)
-    found = {row["env_steps"]: row["eval/return_mean"] for row in rows_with("eval/length_mean", folder)}
+    train(
+        folder := tmp_path / "run",
+        eval_interval=1280,
+        keep_best=True,
+        keep_checkpoints=1,
+        total_timesteps=21 * 128,
+    )
+    found = {
+        row["env_steps"]: row["eval/return_mean"] for row in rows_with("eval/length_mean", folder)
+    }
     assert found == {1280: 5.0, 2560: 2.0, 21 * 128: 1.0}
     assert (load_policy(folder, "best").step, load_policy(folder).step) == (1280, 21 * 128)
     assert load_policy(folder, 1280).evaluation == 5.0
@@ -381,20 +467,25 @@ def test_a_restart_does_not_change_what_lockstep_means(tmp_path, capfd):
     """Every rollout still has the parameters that its place in the order says."""
     flags = {"rollouts_per_update": 3, "env_params": '{"raise_at": 20}', "max_restarts": 100}
     flags |= {"total_timesteps": 6 * 192, "log_interval": 192}
-    hashes = {train(tmp_path / name, lockstep=True, **flags).state_sha256 for name in ("one", "other")}
+    hashes = {
+        train(tmp_path / name, lockstep=True, **flags).state_sha256 for name in ("one", "other")
+    }
     assert len(hashes) == 1
     assert "restarts (1 of 100)" in capfd.readouterr().err
     assert lags(tmp_path / "one") == [[0, 0, 0]] + [[1, 1, 1]] * 5
 
 
 def test_observations_with_parts_and_a_mask(tmp_path):
-    """Parts reach the networks as the suite gives them, and no illegal action is ever taken, in evaluations neither."""
+    """Parts reach the networks as the suite gives them, and no illegal action is ever taken, in
+    evaluations neither.
+    """
     flags = {"env": TOYS + "DictToy-v0", "vectorization": "async", "eval_interval": 640}
     result = train(tmp_path / "run", **flags, normalize_obs=True)
     for row in metric_rows(tmp_path / "run"):
         assert row.get("episode/return_min", row.get("eval/return_min")) >= 0
     assert result.evaluation["eval/return_min"][0] >= 0
-    numbers, frames = (np.ones((2, 2)), [3, 4]), np.ones((2, 12, 12, 2), int)
+    numbers = (np.ones((2, 2)), [3, 4])
+    frames = np.ones((2, 12, 12, 2), int)
     obs = {"numbers": numbers, "frames": frames, "action_mask": np.eye(3)[:2] > 0}
     assert load_policy(result.run_dir)(obs).tolist() == [0, 1]
 
@@ -403,14 +494,28 @@ def test_observations_with_parts_and_a_mask(tmp_path):
     ("toy", "trouble", "message"),
     [("DictToy", "no_action_at", "legal"), ("TellingToy", "tells_nothing_at", "action_mask")],
 )
-def test_a_state_without_any_legal_action_or_without_its_mask_is_an_error(toy, trouble, message, tmp_path):
+def test_a_state_without_any_legal_action_or_without_its_mask_is_an_error(
+    toy, trouble, message, tmp_path
+):
     with pytest.raises(TrainingError, match=f"{toy}-v0 .*{message}"):
-        train(tmp_path / "run", env=f"{TOYS}{toy}-v0", env_params=json.dumps({trouble: 3}), max_restarts=0)
+        train(
+            tmp_path / "run",
+            env=f"{TOYS}{toy}-v0",
+            env_params=json.dumps({trouble: 3}),
+            max_restarts=0,
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("users_compiler")
 def test_cartpole_is_learned(tmp_path):
-    run = {"eval_interval": 50_000, "stop_at_return": 475, "quiet": True, "run_dir": str(tmp_path / "run")}
-    result = appo.train(appo.Args(env="envpool:CartPole-v1", total_timesteps=300_000, checkpoint_interval=0, **run))
+    run = {
+        "eval_interval": 50_000,
+        "stop_at_return": 475,
+        "quiet": True,
+        "run_dir": str(tmp_path / "run"),
+    }
+    result = appo.train(
+        appo.Args(env="envpool:CartPole-v1", total_timesteps=300_000, checkpoint_interval=0, **run)
+    )
     assert result.evaluation["eval/return_mean"][0] >= 475

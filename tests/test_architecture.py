@@ -34,15 +34,47 @@ MAY_IMPORT |= {
 }  # which `envs` loads by name
 
 OURS = {"pmaprl", "benchmarks", "tests", "notebooks"}
-NAMES, SOURCES = 25, 2  # of the kit that an algorithm imports, and the modules that they come from
+NAMES = 25  # of the kit that an algorithm imports, and the modules that they come from
+SOURCES = 2
 
 # Pieces of algorithms that have one name and differ all the same.
-THEIR_OWN = {"Args", "Actor", "Critic", "QNetwork", "Params", "Memory", "new_memory", "Learner", "Extras", "Batch"}
-THEIR_OWN |= {"init", "explore", "update", "act", "estimate", "learn", "loss", "loss_of", "outputs", "policy_of"}
+THEIR_OWN = {
+    "Args",
+    "Actor",
+    "Critic",
+    "QNetwork",
+    "Params",
+    "Memory",
+    "new_memory",
+    "Learner",
+    "Extras",
+    "Batch",
+}
+THEIR_OWN |= {
+    "init",
+    "explore",
+    "update",
+    "act",
+    "estimate",
+    "learn",
+    "loss",
+    "loss_of",
+    "outputs",
+    "policy_of",
+}
 THEIR_OWN |= {"value_of", "observe", "train"}
 
 # What the driver does for all algorithms, which know nothing of it.
-OF_THE_DRIVER = {"hyper_of", "opponent", "matchmaking", "population", "AXIS", "varying_like", "Tally", "tracker"}
+OF_THE_DRIVER = {
+    "hyper_of",
+    "opponent",
+    "matchmaking",
+    "population",
+    "AXIS",
+    "varying_like",
+    "Tally",
+    "tracker",
+}
 OF_THE_DRIVER |= {"recent", "processes"}
 
 
@@ -65,12 +97,16 @@ def room_of(module: str) -> str:
 
 
 def imported(path: Path) -> Iterator[tuple[str, str]]:
-    """What a file imports of this repository, in functions too: (module, name), without a name for a whole module."""
+    """What a file imports of this repository, in functions too: (module, name), without a name for
+    a whole module.
+    """
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found = [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{name_of(path)} imports relative to itself: write the whole name."
+            assert not node.level, (
+                f"{name_of(path)} imports relative to itself: write the whole name."
+            )
             names = [(node.module, alias.name) for alias in node.names]
             found = [(".".join(name), "") if ".".join(name) in MODULES else name for name in names]
         else:
@@ -80,10 +116,20 @@ def imported(path: Path) -> Iterator[tuple[str, str]]:
 
 def test_imports_go_one_way():
     """Nothing imports an algorithm either, not even another one."""
-    assert {path.name for path in PACKAGE.iterdir() if any(path.glob("*.py"))} == ROOMS | {"algos", "suites"}
+    assert {path.name for path in PACKAGE.iterdir() if any(path.glob("*.py"))} == ROOMS | {
+        "algos",
+        "suites",
+    }
     imports = [(module, target) for module, path in MODULES.items() for target, _ in imported(path)]
-    allowed = {module: (MAY_IMPORT[room_of(module)] | {room_of(module), "pmaprl"}) - {"algos"} for module in MODULES}
-    wrong = [f"{module} imports {target}." for module, target in imports if room_of(target) not in allowed[module]]
+    allowed = {
+        module: (MAY_IMPORT[room_of(module)] | {room_of(module), "pmaprl"}) - {"algos"}
+        for module in MODULES
+    }
+    wrong = [
+        f"{module} imports {target}."
+        for module, target in imports
+        if room_of(target) not in allowed[module]
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -91,18 +137,32 @@ def test_private_names_stay_in_their_module():
     """No name with an underscore is taken from another module, by import or as an attribute."""
     for path in MODULES.values():
         modules = [module.rpartition(".")[2] for module, name in imported(path) if not name]
-        taken = [name for _, name in imported(path) if name.startswith("_")]
-        taken += re.findall(rf"\b(?:{'|'.join(modules)})\._[a-z]\w*", path.read_text()) if modules else []
+        taken = [name for _, name in imported(path) if name.startswith("_") and name != "__version__"]
+        taken += (
+            re.findall(rf"\b(?:{'|'.join(modules)})\._[a-z]\w*", path.read_text())
+            if modules
+            else []
+        )
         assert not taken, f"{name_of(path)} uses {taken}"
 
 
 @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda path: path.stem)
 def test_an_algorithm_is_a_page(path):
-    """It has few names to know, the losses early, and below the flags nothing of what the driver does."""
-    text, names = path.read_text(), list(imported(path))
+    """It has few names to know, the losses early, and below the flags nothing of what the driver
+    does.
+    """
+    text = path.read_text()
+    names = list(imported(path))
     lines = text.splitlines()
-    assert len({name for _, name in names}) <= NAMES and len({module for module, _ in names}) <= SOURCES
-    loss = next(number for number, line in enumerate(lines) if line.startswith(("def loss(", "def td_target(")))
+    assert (
+        len({name for _, name in names}) <= NAMES
+        and len({module for module, _ in names}) <= SOURCES
+    )
+    loss = next(
+        number
+        for number, line in enumerate(lines)
+        if line.startswith(("def loss(", "def td_target("))
+    )
     assert loss < 2 / 3 * len(lines)
     _, below = text.split("ARGS = parse(Args)")
     assert not {word for word in OF_THE_DRIVER if re.search(word, below)}
@@ -116,14 +176,19 @@ def test_the_command_line_imports_nothing_slow():
 
 
 def test_the_trainers_of_peers_write_their_rows_without_the_packages_of_the_kit():
-    code = f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks/peers/trainers')!r})\nimport rows"
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks/peers/trainers')!r})\nimport rows"
+    )
     done = run_python("-c", f"{code}\nprint(*({SLOW | {'tyro'}} & sys.modules.keys()))")
     assert done.stdout == "\n", f"rows.py imports {done.stdout}{done.stderr}"
 
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "ppo_pmap")) for path in (*COMMANDS, *ALGORITHMS)],
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "ppo_pmap"))
+        for path in (*COMMANDS, *ALGORITHMS)
+    ],
     ids=name_of,
 )
 def test_help_imports_nothing_slow(path):
@@ -133,7 +198,9 @@ def test_help_imports_nothing_slow(path):
 
 
 def pieces(path: Path) -> Iterator[tuple[str, str]]:
-    """Functions and classes of a file, and functions inside of `make_...`: (name, text), with decorators."""
+    """Functions and classes of a file, and functions inside of `make_...`: (name, text), with
+    decorators.
+    """
     lines = path.read_text().splitlines()
     definitions = [node for node in ast.parse("\n".join(lines)).body if hasattr(node, "name")]
     makers = [node for node in definitions if node.name.startswith("make_")]

@@ -1,4 +1,6 @@
-"""Bad input: exit code 2, one message that names the flag and what would work, and nothing left behind."""
+"""Bad input: exit code 2, one message that names the flag and what would work, and nothing left
+behind.
+"""
 
 import dataclasses
 import json
@@ -22,12 +24,18 @@ from pmaprl.cli.command import exit_code, parse
 from pmaprl.cli.errors import UsageError
 
 COMMANDS = {
-    **{name: f"pmaprl.algos.{name}_pmap train" for name in ("ppo", "ppo_rnn", "pqn", "sac", "dqn", "appo")},
+    **{
+        name: f"pmaprl.algos.{name}_pmap train"
+        for name in ("ppo", "ppo_rnn", "pqn", "sac", "dqn", "appo")
+    },
     **{name: f"pmaprl.{name} {name}" for name in ("play", "plot")},
     "compare": "pmaprl.compare run_command",
     "report": "benchmarks.report report",
 }
-TINY = "--total-timesteps 64 --num-envs 4 --num-steps 8 --num-minibatches 2 --hidden-sizes 4 --eval-episodes 2"
+TINY = (
+    "--total-timesteps 64 --num-envs 4 --num-steps 8 --num-minibatches 2 --hidden-sizes 4 "
+    "--eval-episodes 2"
+)
 NEW = [*TINY.split(), "--num-devices", "1", "--quiet", "--run-dir", "new"]
 ON_HOST = "--env envpool:Pendulum-v1"
 TWO = "--distributed a:1,0/2"
@@ -44,7 +52,11 @@ CASES = [
     ("appo", "--env gymnasium:host_toys:TextToy-v0", "Text"),
     ("ppo", """--env-params '{"gravty": 5}'""", "gravty, gravity"),
     ("ppo", """--env-params '{"gravity": NaN}'""", "--env-params, NaN"),
-    ("ppo", """--env-params '{"max_steps_in_episode": "choice:0,5"}'""", "max_steps_in_episode, at least 1, 0"),
+    (
+        "ppo",
+        """--env-params '{"max_steps_in_episode": "choice:0,5"}'""",
+        "max_steps_in_episode, at least 1, 0",
+    ),
     ("ppo", """--env-params '{"gravity": [9, 8]}'""", "gravity, 9.8, [9, 8]"),
     ("ppo", "--log-info discount disc", "--log-info disc"),
     # words
@@ -52,7 +64,11 @@ CASES = [
     ("ppo", "--num-env 8", "--num-env, --num-envs"),
     ("ppo", "--clip-coef=0.1", "--clip-coef, --clip-eps"),
     ("ppo", "--env gymnasium:CartPole-v1 --no-save-envs", "on the device"),
-    ("ppo", "--env gymnasium:CartPole-v1 --num-seeds 3", "on the device, for seed in, pmaprl.compare"),
+    (
+        "ppo",
+        "--env gymnasium:CartPole-v1 --num-seeds 3",
+        "on the device, for seed in, pmaprl.compare",
+    ),
     ("ppo", "--hidden-sizes --seed", "--seed"),
     ("ppo", "--log-info discount --log_info=reward", "--log-info is there twice"),
     ("ppo", "--tuned=no", "--tuned"),
@@ -64,19 +80,35 @@ CASES = [
     ("ppo", "--log-each", "--log-each, --tensorboard"),
     ("ppo", f"{ON_HOST} --num-devices 2", "--num-devices, --learner-devices"),
     ("ppo", "--learner-devices 0,1", "--learner-devices, --num-devices"),
-    ("appo", "--num-devices 2 --num-envs 8", "--num-devices, --learner-devices, --num-envs, --envs-per-actor"),
+    (
+        "appo",
+        "--num-devices 2 --num-envs 8",
+        "--num-devices, --learner-devices, --num-envs, --envs-per-actor",
+    ),
     ("sac", "--env Pendulum-v1 --envs-per-actor 4", "--envs-per-actor, --num-envs"),
-    ("sac", f"{ON_HOST} --num-envs 4 --num-seeds 2", "--num-seeds, --num-envs, --envs-per-actor, --seed $seed"),
+    (
+        "sac",
+        f"{ON_HOST} --num-envs 4 --num-seeds 2",
+        "--num-seeds, --num-envs, --envs-per-actor, --seed $seed",
+    ),
     # sizes
     ("ppo", "--total-timesteps 1e18", "--total-timesteps, 2,147,483,647"),
     ("ppo", "--num-minibatches 7", "--num-minibatches 7, 4 or 8, --num-envs 28 or 35"),
     ("ppo", "--num-devices 3 --num-envs 16", "--num-devices 3, --num-envs 16, 1, 2, 4, 8"),
     ("ppo_rnn", "--num-steps 64 --bptt-length 7", "--bptt-length 7, --num-steps 64, 8"),
-    ("sac", "--num-envs 4 --batch-size 6 --num-devices 4", "--batch-size 6, --num-devices 4, 4 or 8"),
+    (
+        "sac",
+        "--num-envs 4 --batch-size 6 --num-devices 4",
+        "--batch-size 6, --num-devices 4, 4 or 8",
+    ),
     ("sac", "--buffer-size 259 --num-envs 5", "--buffer-size 259, --batch-size 256, 260"),
     ("sac", "--buffer-size 2e9 --num-seeds 10000", "--buffer-size, GB"),
     ("appo", f"{TWO} --rollouts-per-update 3", "--rollouts-per-update 3, 2 processes, 2 or 4"),
-    ("sac", f"{ON_HOST} --learner-devices 0,1 --batch-size 7 --actor-threads 1", "--batch-size 7, 6 or 8"),
+    (
+        "sac",
+        f"{ON_HOST} --learner-devices 0,1 --batch-size 7 --actor-threads 1",
+        "--batch-size 7, 6 or 8",
+    ),
     # flags that contradict each other, the environment or the algorithm
     ("ppo", "--desired-kl 0.05", "--desired-kl, --lr-schedule"),
     ("ppo", "--stop-at-return 475 --eval-interval 0", "--stop-at-return, --eval-interval 0"),
@@ -92,16 +124,28 @@ CASES = [
     # what float32 does not hold, and networks that nothing compiles
     ("ppo", "--gamma 0.99999999999", "--gamma, 1 or further, float32, 0.99999999999"),
     ("dqn", "--distribution c51 --v-min -1e39", "--v-min, 3.4e+38, float32, -1e+39"),
-    ("dqn", "--distribution c51 --v-min 1e8 --v-max 100000001", "--v-min, --num-atoms, 51, 100000001, 0.02"),
+    (
+        "dqn",
+        "--distribution c51 --v-min 1e8 --v-max 100000001",
+        "--v-min, --num-atoms, 51, 100000001, 0.02",
+    ),
     ("dqn", "--distribution c51 --v-min -3e38 --v-max 3e38", "--v-max, 3e+38, 8.51e+37"),
     ("sac", "--recipe xqc --critic-limit 3e38", "--critic-limit, --critic-bins, 3e+38"),
     ("pqn", "--reward-scale 1e39", "--reward-scale, 3.4e+38, 1e+39"),
     ("ppo", "--learning-rate 1e-46", "--learning-rate, 1.18e-38, 1e-46"),
-    ("ppo", "--population 4 --sweep learning_rate=log:1e-46:1e-3", "--learning-rate, 1.18e-38, 1e-46"),
+    (
+        "ppo",
+        "--population 4 --sweep learning_rate=log:1e-46:1e-3",
+        "--learning-rate, 1.18e-38, 1e-46",
+    ),
     ("ppo", """--env-params '{"gravity": 1e39}'""", "gravity, 3.4e+38, 1e+39"),
     ("ppo", """--env-params '{"gravity": "uniform:1:1e39"}'""", "gravity, 3.4e+38, 1e+39"),
     ("ppo", "--sweep env.gravity=1e39,1", "gravity, 3.4e+38, 1e+39"),
-    ("ppo", "--sweep env.max_steps_in_episode=9,16777217", "max_steps_in_episode, 16,777,216, 16,777,217"),
+    (
+        "ppo",
+        "--sweep env.max_steps_in_episode=9,16777217",
+        "max_steps_in_episode, 16,777,216, 16,777,217",
+    ),
     ("ppo_rnn", "--rnn-layers 1000000", "--rnn-layers, 200, 1,000,000"),
     ("pqn", f"--hidden-sizes {' 4' * 5000}", "--hidden-sizes, 5,000, 200"),
     ("sac", f"--critic-hidden-sizes {' 4' * 201}", "--critic-hidden-sizes, 201, 200"),
@@ -128,7 +172,10 @@ CASES = [
     ("ppo", f"{TINY} --init-from @mislabelled --hidden-sizes 8", "kernel, [1, 4, [1, 8"),
     ("ppo", f"{TINY} --init-from @run --env Acrobot-v1", "--env, CartPole-v1, 4, 6"),
     ("ppo", "--run-dir @run", "run, --resume, --overwrite"),
-    *(("ppo", f"{how} @run --activation swish", "--activation, swish") for how in ("--resume", f"{TINY} --init-from")),
+    *(
+        ("ppo", f"{how} @run --activation swish", "--activation, swish")
+        for how in ("--resume", f"{TINY} --init-from")
+    ),
     *(("ppo", f"--run-dir @{name} --overwrite", name) for name in ("foreign", "broken")),
     # other commands
     ("play", "", "run"),
@@ -169,7 +216,9 @@ def refused(command: str, words: list[str]) -> str:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory) -> Path:
-    """A folder with a finished run and with damaged ones, named as in CASES; tests use copies of it."""
+    """A folder with a finished run and with damaged ones, named as in CASES; tests use copies of
+    it.
+    """
     folder = tmp_path_factory.mktemp("places")
     assert exit_code(ppo.train, parse(ppo.Args, [*NEW[:-1], str(folder / "run")])) == 0
     (folder / "bad_envs.py").write_text(BAD_ENVS)
@@ -201,31 +250,77 @@ def places(tmp_path, template, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("command", "flags", "wanted"), CASES, ids=[f"{row[0]} {row[1][:60]}" for row in CASES])
+@pytest.mark.parametrize(
+    ("command", "flags", "wanted"), CASES, ids=[f"{row[0]} {row[1][:60]}" for row in CASES]
+)
 def test_bad_input_is_refused(command, flags, wanted, places):
     words = shlex.split(flags.replace("@", f"{places}/"))
-    before = fingerprint(places)  # a directory left behind would stand in the way of the same command, corrected
+    # A directory left behind would stand in the way of the same command, corrected
+    before = fingerprint(places)
     alone = command == "ppo" and not {"--resume", "--num-devices", "--distributed"} & set(words)
     check_words(refused(command, [*alone * ["--num-devices", "1"], *words]), wanted)
-    assert "--resume" not in words or "bad_envs" not in sys.modules, "a run does not decide which code is imported"
+    assert "--resume" not in words or "bad_envs" not in sys.modules, (
+        "a run does not decide which code is imported"
+    )
     assert fingerprint(places) == before and (places / "foreign" / "checkpoints" / "64").exists()
 
 
 MAY_BE_NEGATIVE = {"stop_at_return", "target_entropy_scale", "v_min", "v_max", "log_std_min"}
-MAY_BE_0 = MAY_BE_NEGATIVE | {"seed", "eval_interval", "checkpoint_interval", "keep_checkpoints", "stop_after"}
-MAY_BE_0 |= {"max_seconds", "population", "pbt_start", "num_devices", "reset_pool", "rollouts_per_update", "gamma"}
-MAY_BE_0 |= {"target_kl", "max_grad_norm", "adam_b1", "adam_b2", "vf_coef", "ent_coef", "ent_fraction", "bptt_length"}
-MAY_BE_0 |= {"rnn_span", "max_restarts", "max_policy_lag", "learning_starts", "gae_lambda", "q_lambda"}
+MAY_BE_0 = MAY_BE_NEGATIVE | {
+    "seed",
+    "eval_interval",
+    "checkpoint_interval",
+    "keep_checkpoints",
+    "stop_after",
+}
+MAY_BE_0 |= {
+    "max_seconds",
+    "population",
+    "pbt_start",
+    "num_devices",
+    "reset_pool",
+    "rollouts_per_update",
+    "gamma",
+}
+MAY_BE_0 |= {
+    "target_kl",
+    "max_grad_norm",
+    "adam_b1",
+    "adam_b2",
+    "vf_coef",
+    "ent_coef",
+    "ent_fraction",
+    "bptt_length",
+}
+MAY_BE_0 |= {
+    "rnn_span",
+    "max_restarts",
+    "max_policy_lag",
+    "learning_starts",
+    "gae_lambda",
+    "q_lambda",
+}
 MAY_BE_0 |= {"epsilon_start", "epsilon_end", "epsilon_fraction", "weight_decay", "byte_max"}
 
 
-@pytest.mark.parametrize("name", ["ppo", "ppo_rnn", "pqn", "sac", "dqn", "appo", "ppo host", "sac host"])
+@pytest.mark.parametrize(
+    "name", ["ppo", "ppo_rnn", "pqn", "sac", "dqn", "appo", "ppo host", "sac host"]
+)
 def test_every_number_and_choice_refuses_what_it_cannot_be(name):
-    """Also from Python, with the flag's name: what is no number, what is below 0, and 0 for most."""
+    """Also from Python, with the flag's name: what is no number, what is below 0, and 0 for
+    most.
+    """
     name, _, host = name.partition(" ")
-    args_class = import_module(f"pmaprl.algos.{name}_pmap").Args.at("envpool:Pendulum-v1" if host else "")
+    args_class = import_module(f"pmaprl.algos.{name}_pmap").Args.at(
+        "envpool:Pendulum-v1" if host else ""
+    )
     kinds = get_type_hints(args_class)
-    bad = {"env": [5], "quiet": ["no"], "adam_b2": [1.0], "hidden_sizes": [("wide",), (8.5,), 8, (), (0,)]}
+    bad = {
+        "env": [5],
+        "quiet": ["no"],
+        "adam_b2": [1.0],
+        "hidden_sizes": [("wide",), (8.5,), 8, (), (0,)],
+    }
     for flag in [field.name for field in dataclasses.fields(args_class)]:
         if get_origin(kinds[flag]) is Literal:
             bad[flag] = ["x", math.nan]
@@ -238,7 +333,9 @@ def test_every_number_and_choice_refuses_what_it_cannot_be(name):
             pytest.fail(f"accepted: {flag}={value} {args_class(**{flag: value}).env}")
 
 
-@pytest.mark.parametrize(("flag", "module"), [("--tensorboard", "tensorboardX"), ("--wandb", "wandb")])
+@pytest.mark.parametrize(
+    ("flag", "module"), [("--tensorboard", "tensorboardX"), ("--wandb", "wandb")]
+)
 def test_a_missing_package_is_named(flag, module, places, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     check_words(refused("ppo", [flag, *NEW]), f"{flag}, {module}, pip install")
@@ -262,8 +359,12 @@ def test_forks_may_have_flags_of_other_kinds_which_are_checked():
         assert bad.split()[0] in refusal(ppo.train, Fork, bad.split())
 
 
-@pytest.mark.parametrize("flags", ["--hidden-sizes 10000000 10000000", "--num-steps 2e8", "--eval-episodes 2e9"])
-def test_sizes_beyond_all_memory_are_refused_before_anything_is_compiled(flags, places, monkeypatch):
+@pytest.mark.parametrize(
+    "flags", ["--hidden-sizes 10000000 10000000", "--num-steps 2e8", "--eval-episodes 2e9"]
+)
+def test_sizes_beyond_all_memory_are_refused_before_anything_is_compiled(
+    flags, places, monkeypatch
+):
     monkeypatch.setattr(pmaprl.device.devices, "memory_of", lambda devices: 25e9)
     monkeypatch.delattr(pmaprl.runs.run, "compile_together")
     check_words(refused("ppo", [*NEW, *flags.split()]), "GB, 25.0 GB")
@@ -301,7 +402,12 @@ def test_a_run_may_be_of_a_file_that_takes_its_flags_from_another(places, monkey
     assert parse(ppo.Args, words).hidden_sizes == (4,)
 
 
-SETTINGS = {"numpy_rank_promotion": "raise", "numpy_dtype_promotion": "strict", "enable_x64": True, "disable_jit": True}
+SETTINGS = {
+    "numpy_rank_promotion": "raise",
+    "numpy_dtype_promotion": "strict",
+    "enable_x64": True,
+    "disable_jit": True,
+}
 
 
 @pytest.mark.parametrize("name", SETTINGS)

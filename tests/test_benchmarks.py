@@ -1,4 +1,6 @@
-"""Benchmarks of learning: jobs that go on where they were cut short, records, the page made of them, the search."""
+"""Benchmarks of learning: jobs that go on where they were cut short, records, the page made of
+them, the search.
+"""
 
 import dataclasses
 import json
@@ -38,22 +40,35 @@ def test_what_is_compared_with_the_authors_code_is_an_update():
 @pytest.mark.slow
 def test_a_job_goes_on_where_it_was_cut_short_and_is_not_run_again(tmp_path, capsys):
     one = job(tmp_path, *SMALL, "--total-timesteps", 8 * STEPS, "--log-interval", STEPS)
-    assert in_process(*one.flags, "--run-dir", one.run_dir, "--stop-after", 4 * STEPS, "--quiet") == 0
+    assert (
+        in_process(*one.flags, "--run-dir", one.run_dir, "--stop-after", 4 * STEPS, "--quiet") == 0
+    )
     assert (one.done, one.steps()) == (False, 4 * STEPS)
     failing = job(tmp_path, *SMALL, "--total-timesteps", STEPS, "--init-from", "nowhere")
     capsys.readouterr()
     assert run([one, failing]) == [failing]
     assert "--init-from nowhere ended with 2: error: " in capsys.readouterr().out
     assert (one.done, one.steps()) == (True, 8 * STEPS)
-    assert [row["env_steps"] for row in read_rows(one.run_dir)] == list(range(STEPS, 9 * STEPS, STEPS))
+    assert [row["env_steps"] for row in read_rows(one.run_dir)] == list(
+        range(STEPS, 9 * STEPS, STEPS)
+    )
     ended = one.log.stat().st_mtime_ns
     assert run([one]) == []
     assert one.log.stat().st_mtime_ns == ended
     capsys.readouterr()
-    many_seeds.main(many_seeds.What("ppo_pmap", one.flags, threshold=1, runs=2))  # the same program again
+    # The same program again
+    many_seeds.main(many_seeds.What(algorithm="ppo_pmap", flags=one.flags, threshold=1, runs=2))
     record = json.loads(capsys.readouterr().out)
-    assert (record["seeds"], record["learned"], record["lost"], len(record["final"])) == (2, 2, 0, 2)
-    assert record["mean_by_step"].keys() == {str(8 * STEPS)} and record["final"][0] != record["final"][1]
+    assert (record["seeds"], record["learned"], record["lost"], len(record["final"])) == (
+        2,
+        2,
+        0,
+        2,
+    )
+    assert (
+        record["mean_by_step"].keys() == {str(8 * STEPS)}
+        and record["final"][0] != record["final"][1]
+    )
 
 
 @pytest.mark.slow
@@ -71,12 +86,18 @@ def test_learning_writes_what_came_of_all_seeds(tmp_path, monkeypatch):
     (run_dir,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
     rows = [row for row in read_rows(run_dir) if "eval/return_mean" in row]
     assert record["returns"] == [row["eval/return_mean"] for row in rows]
-    assert (record["env_steps"], record["seeds"], record["threshold"]) == ([2048, 4096], [100, 101], 475)
+    assert (record["env_steps"], record["seeds"], record["threshold"]) == (
+        [2048, 4096],
+        [100, 101],
+        475,
+    )
     assert len(record["env_steps_to_threshold"]) == 2 and record["flags"]["num_envs"] == 64
     assert {"jax", "python"} <= record["versions"].keys()
     learning.learn(args)
     assert json.loads(path.read_text()) == record
-    with pytest.raises(UsageError, match=r"has 2 seeds x 4,096 steps, and this would replace it by 1 seeds x 4,096"):
+    with pytest.raises(
+        UsageError, match=r"has 2 seeds x 4,096 steps, and this would replace it by 1 seeds x 4,096"
+    ):
         learning.learn(dataclasses.replace(args, seeds=1))
     report.report(report.Args(results=args.results, page=str(tmp_path / "page.md")))
     assert f"| {np.mean(record['returns'][-1]):.4g} |" in (tmp_path / "page.md").read_text()
@@ -84,7 +105,11 @@ def test_learning_writes_what_came_of_all_seeds(tmp_path, monkeypatch):
 
 def test_every_task_has_flags_that_its_algorithm_takes():
     sets = {goal.set for goal in goals()}
-    tasks = [task for name in sorted(sets) for task in learning.tasks_of(learning.Args(set=name, seeds=2))]
+    tasks = [
+        task
+        for name in sorted(sets)
+        for task in learning.tasks_of(learning.Args(set=name, seeds=2))
+    ]
     assert len({task.path(Path()) for task in tasks}) == len(tasks) == len(goals())
     assert all(job.args.total_timesteps == task.steps for task in tasks for job in task.jobs)
     assert {sum(job.args.num_agents for job in task.jobs) for task in tasks} == {2}
@@ -92,7 +117,10 @@ def test_every_task_has_flags_that_its_algorithm_takes():
 
 def record(algorithm: str, env: str, returns: list[list[float]], threshold: float) -> dict:
     steps = [1000 * (1 + index) for index in range(len(returns))]
-    there = [next((s for s, row in zip(steps, returns, strict=True) if row[i] >= threshold), None) for i in range(8)]
+    there = [
+        next((s for s, row in zip(steps, returns, strict=True) if row[i] >= threshold), None)
+        for i in range(8)
+    ]
     return dict.fromkeys(benchmarks.records.NAMES) | {
         "env": env,
         "algorithm": algorithm,
@@ -149,8 +177,13 @@ def test_a_machine_that_only_adds_an_algorithm_has_no_chapter(results):
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(record("dqn_pmap", "Acrobot-v1", [[-200.0] * 8, [-90.0] * 8], -100)))
     text = report.page_of(results)
-    assert "(../benchmarks/results/gpu-1/dqn_pmap/Acrobot-v1.json) | dqn_pmap | -90 |" in text and ", gpu-1" not in text
-    path.with_name("CartPole-v1.json").write_text(json.dumps(record("dqn_pmap", "CartPole-v1", [[1.0] * 8], 4)))
+    assert (
+        "(../benchmarks/results/gpu-1/dqn_pmap/Acrobot-v1.json) | dqn_pmap | -90 |" in text
+        and ", gpu-1" not in text
+    )
+    path.with_name("CartPole-v1.json").write_text(
+        json.dumps(record("dqn_pmap", "CartPole-v1", [[1.0] * 8], 4))
+    )
     assert "## classic, gpu-1" in report.page_of(results), "not only some of its environments"
 
 
@@ -198,7 +231,9 @@ def test_a_game_of_gymnax_has_the_best_return_of_the_equal_one_of_gymnasium():
     gymnasium = pytest.importorskip("gymnasium")
     assert optimum_of("FrozenLake-misc", "", 4) == optimum_of("gymnasium:FrozenLake-v1", "", 4)
     shorter = '{"max_steps_in_episode": 20}', '{"max_episode_steps": 20}'
-    assert optimum_of("FrozenLake-misc", shorter[0], 4) == optimum_of("gymnasium:FrozenLake-v1", shorter[1], 4)
+    assert optimum_of("FrozenLake-misc", shorter[0], 4) == optimum_of(
+        "gymnasium:FrozenLake-v1", shorter[1], 4
+    )
     game, params = gymnax.make("FrozenLake-misc")
     with closing(gymnasium.make("FrozenLake-v1")) as other:
         assert params.max_steps_in_episode == other.spec.max_episode_steps
@@ -208,10 +243,13 @@ def test_a_game_of_gymnax_has_the_best_return_of_the_equal_one_of_gymnasium():
     def often(state, action):
         """How often each state follows without an end, and the mean reward."""
         there = frozen_lake.EnvState(position=state, time=0)
-        obs, _, reward, ends, _ = jax.vmap(lambda key: game.step_env(key, there, action, params))(keys)
+        obs, _, reward, ends, _ = jax.vmap(lambda key: game.step_env(key, there, action, params))(
+            keys
+        )
         return jnp.mean(jax.nn.one_hot(obs, 16) * ~ends[:, None], axis=0), jnp.mean(reward)
 
-    alive = np.flatnonzero(~np.isin(np.arange(16), (5, 7, 11, 12, 15)))  # neither holes nor the goal
+    # Neither holes nor the goal
+    alive = np.flatnonzero(~np.isin(np.arange(16), (5, 7, 11, 12, 15)))
     by_action = jax.vmap(often, (None, 0))
     onward, reward = jax.jit(jax.vmap(by_action, (0, None)))(alive, np.arange(4))
     np.testing.assert_allclose(onward, table.onward[alive], atol=0.04)
@@ -221,7 +259,9 @@ def test_a_game_of_gymnax_has_the_best_return_of_the_equal_one_of_gymnasium():
 
 
 def test_the_best_return_of_an_evaluation_is_that_of_its_own_starts():
-    """Taxi's way is counted here: to the passenger, from there to the goal, and a step for each of both."""
+    """Taxi's way is counted here: to the passenger, from there to the goal, and a step for each of
+    both.
+    """
     gymnasium = pytest.importorskip("gymnasium")
     best = optimum_of(f"gymnasium:{newest('Taxi')}", "", 16)
     with closing(gymnasium.make(newest("Taxi"))) as game:
@@ -232,7 +272,8 @@ def test_the_best_return_of_an_evaluation_is_that_of_its_own_starts():
 
 def _way(taxi, start: int) -> int:
     """Steps to the end, by a search in breadth."""
-    ways, edge = {start: 0}, deque([start])
+    ways = {start: 0}
+    edge = deque([start])
     while True:
         state = edge.popleft()
         for action in range(6):
@@ -249,7 +290,8 @@ def _way(taxi, start: int) -> int:
     [
         ("gymnasium:", "CartPole", ""),
         ("gymnasium:", "Blackjack", ""),
-        ("gymnasium:", "Taxi", '{"fickle_passenger": true}'),  # whose probabilities are not all in the table
+        # Whose probabilities are not all in the table
+        ("gymnasium:", "Taxi", '{"fickle_passenger": true}'),
         ("envpool:", "FrozenLake", ""),
     ],
 )
@@ -269,8 +311,12 @@ def test_a_damaged_result_is_named(results):
 
 
 def test_scores_lie_between_the_worst_return_and_the_threshold(results):
-    tasks = report.scores([json.loads(path.read_text()) for path in sorted(results.glob("*/*/*.json"))])["ppo_pmap"]
-    np.testing.assert_allclose([sorted(tasks["CartPole-v1"]), tasks["Acrobot-v1"]], [np.arange(8) / 4, np.ones(8)])
+    tasks = report.scores(
+        [json.loads(path.read_text()) for path in sorted(results.glob("*/*/*.json"))]
+    )["ppo_pmap"]
+    np.testing.assert_allclose(
+        [sorted(tasks["CartPole-v1"]), tasks["Acrobot-v1"]], [np.arange(8) / 4, np.ones(8)]
+    )
 
 
 @pytest.fixture
@@ -285,9 +331,15 @@ def searched(monkeypatch):
                 continue
             one.run_dir.mkdir(parents=True, exist_ok=True)
             worth = -abs(one.args.ent_coef - 0.03) + 1e-3 * one.args.seed
-            value, end = [worth] * one.args.num_seeds, one.args.total_timesteps
-            rows = [{"env_steps": step, "eval/return_mean": value, "time/compile": 1.0} for step in (1, end - 1, end)]
-            (one.run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            value = [worth] * one.args.num_seeds
+            end = one.args.total_timesteps
+            rows = [
+                {"env_steps": step, "eval/return_mean": value, "time/compile": 1.0}
+                for step in (1, end - 1, end)
+            ]
+            (one.run_dir / "metrics.jsonl").write_text(
+                "".join(json.dumps(row) + "\n" for row in rows)
+            )
             (one.run_dir / "DONE").touch()
         return [one for one in jobs if not one.done]
 
@@ -295,11 +347,20 @@ def searched(monkeypatch):
     return ran
 
 
-def test_the_search_finds_the_best_candidate_and_gives_more_steps_to_fewer(searched, tmp_path, capsys):
-    args = tune.Args(env=("CartPole-v1",), candidates=27, total_timesteps=90_000, folder=str(tmp_path / "tune"))
+def test_the_search_finds_the_best_candidate_and_gives_more_steps_to_fewer(
+    searched, tmp_path, capsys
+):
+    args = tune.Args(
+        env=("CartPole-v1",), candidates=27, total_timesteps=90_000, folder=str(tmp_path / "tune")
+    )
     tune.tune(args)
     sizes = [(one.args.total_timesteps, one.args.num_seeds, one.args.seed) for one in searched]
-    halves = [((10_000, 3, 2000), 27), ((30_000, 3, 2000), 9), ((90_000, 3, 2000), 3), ((90_000, 10, 1000), 2)]
+    halves = [
+        ((10_000, 3, 2000), 27),
+        ((30_000, 3, 2000), 9),
+        ((90_000, 3, 2000), 3),
+        ((90_000, 10, 1000), 2),
+    ]
     assert [(size, sizes.count(size)) for size in dict.fromkeys(sizes)] == halves
     entry = (tmp_path / "tune" / "ppo_pmap__CartPole-v1.toml").read_text()
     assert tomllib.loads(entry)["CartPole-v1"]["ent_coef"] == 0.03
@@ -316,18 +377,33 @@ def test_every_space_has_candidates_that_differ(space):
 
 
 def test_a_seed_keeps_its_own_curve_where_others_have_more_evaluations(tmp_path, monkeypatch):
-    jobs = [job(tmp_path, "--total-timesteps", 100, "--eval-interval", 25, "--seed", seed) for seed in (3, 4)]
+    jobs = [
+        job(tmp_path, "--total-timesteps", 100, "--eval-interval", 25, "--seed", seed)
+        for seed in (3, 4)
+    ]
     for one, steps in zip(jobs, ((20, 50, 80, 100), (20, 100)), strict=True):
         one.run_dir.mkdir()
-        moments = [{"time/wall": step / 10, "time/compile": 2.0, "time/sps_total": 5.0} for step in steps]
-        rows = [{"env_steps": x, "eval/return_mean": x**2 / 100} | y for x, y in zip(steps, moments, strict=True)]
+        moments = [
+            {"time/wall": step / 10, "time/compile": 2.0, "time/sps_total": 5.0} for step in steps
+        ]
+        rows = [
+            {"env_steps": x, "eval/return_mean": x**2 / 100} | y
+            for x, y in zip(steps, moments, strict=True)
+        ]
         (one.run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = {"versions": {}, "git": None, "devices": [], "args": {"total_timesteps": 100, "eval_interval": 25}}
+    config = {
+        "versions": {},
+        "git": None,
+        "devices": [],
+        "args": {"total_timesteps": 100, "eval_interval": 25},
+    }
     monkeypatch.setattr(benchmarks.records, "read_config", lambda _: config)
     one = record_of("appo_pmap", "CartPole-v1", jobs, 50)
     assert (one["env_steps"], one["evaluations"]) == ([20, 50, 80, 100], [4, 2])
     np.testing.assert_allclose(one["returns"], [[4, 4], [25, 40], [64, 76], [100, 100]], rtol=1e-6)
     np.testing.assert_allclose(one["seconds"], [2, 5, 8, 10])
     assert "(2 of 4 evaluations)" in " ".join(report._row(one, []))
-    assert "evaluations" not in " ".join(row := report._row(one | {"evaluations": [4, 4]}, [30, 70, 101]))
+    assert "evaluations" not in " ".join(
+        row := report._row(one | {"evaluations": [4, 4]}, [30, 70, 101])
+    )
     assert row[-3:] == ["4", "70", ""], "of the nearest evaluation, none after the end"

@@ -1,4 +1,6 @@
-"""`common/pmaprl/check_env.py`: what it says of environments that are right, and of some that are not."""
+"""`common/pmaprl/check_env.py`: what it says of environments that are right, and of some that are
+not.
+"""
 
 import sysconfig
 
@@ -70,7 +72,9 @@ def broken_envs(tmp_path, monkeypatch):
 def kinds(env, **flags):
     """The texts of findings by their kind."""
     found = check_env.check_env(check_env.Args(env=env, **{"steps": 30} | flags))
-    return {kind: " ".join(x.text for x in found if x.kind == kind) for kind in ("ok", "note", "wrong")}
+    return {
+        kind: " ".join(x.text for x in found if x.kind == kind) for kind in ("ok", "note", "wrong")
+    }
 
 
 def test_nothing_is_wrong_with_an_environment_of_a_suite(capsys):
@@ -91,11 +95,23 @@ def test_a_frame_of_ones_own_is_checked(broken_envs, capsys):
 def test_whole_numbers_and_large_ones_are_told(capsys):
     spec = make_env("CartPole-v1").spec
     space = {"codes": spaces.box((2,), 0, 5), "far": spaces.box((1,))}
-    spec = spec._replace(observation_space=space, obs_dtype={"codes": np.dtype(np.int8), "far": np.dtype(np.float64)})
+    spec = spec._replace(
+        observation_space=space, obs_dtype={"codes": np.dtype(np.int8), "far": np.dtype(np.float64)}
+    )
     first = {"codes": np.zeros((1, 2), np.int8), "far": np.zeros((1, 1))}
     after = {"codes": np.int8([[[0, 5]], [[7, 5]]]), "far": np.array([[[1e39]], [[2e39]]])}
-    zeros, no = np.zeros((2, 1)), np.zeros((2, 1), bool)
-    played = check_env.Played(first, after, zeros, no, no, ~no, 1.0, 1.0)
+    zeros = np.zeros((2, 1))
+    no = np.zeros((2, 1), bool)
+    played = check_env.Played(
+        first_obs=first,
+        obs=after,
+        reward=zeros,
+        terminated=no,
+        truncated=no,
+        acting=~no,
+        step_seconds=1.0,
+        reset_seconds=1.0,
+    )
     found = list(check_env._numbers(spec, played))
     assert [x.text for x in found if x.kind == "wrong"] == [
         "observations far are not finite after a step, or too large for float32"
@@ -106,7 +122,16 @@ def test_whole_numbers_and_large_ones_are_told(capsys):
 def test_a_choice_outside_of_its_space_is_wrong():
     spec = make_env("CartPole-v1").spec._replace(observation_space=check_env.spaces.Discrete(3))
     zeros = np.zeros((2, 1))
-    played = check_env.Played(np.array([[1], [3]]), np.array([1]), zeros, zeros, zeros, zeros, 0.0, 0.0)
+    played = check_env.Played(
+        first_obs=np.array([[1], [3]]),
+        obs=np.array([1]),
+        reward=zeros,
+        terminated=zeros,
+        truncated=zeros,
+        acting=zeros,
+        step_seconds=0.0,
+        reset_seconds=0.0,
+    )
     assert [x.text for x in check_env._numbers(spec, played) if x.kind == "wrong"] == [
         "the observation of CartPole-v1 is 3, not in its space, Discrete(n=3)"
     ]
@@ -133,7 +158,10 @@ def test_an_error_while_jax_traces_says_where_in_the_user_s_code(broken_envs):
 
 def test_an_error_in_another_process_says_where_in_the_user_s_code():
     library = sysconfig.get_path("stdlib")
-    trace = f'  File "/home/me/envs.py", line 12, in step\n  File "{library}/json/x.py", line 3, in y\nKeyError'
+    trace = (
+        f'  File "/home/me/envs.py", line 12, in step\n  File "{library}/json/x.py", '
+        "line 3, in y\nKeyError"
+    )
     error = KeyError("x")
     error.__cause__ = InItsProcess(trace)
     assert place_in_code(error) == " (/home/me/envs.py, line 12)"
@@ -143,7 +171,16 @@ def test_an_error_in_another_process_says_where_in_the_user_s_code():
 def test_states_without_a_legal_action_count_where_somebody_acts():
     obs = {"action_mask": jnp.array([[[0, 0]], [[1, 0]]])}
     spec = make_env("Catch-bsuite").spec._replace(action_space=check_env.spaces.Discrete(2))
-    played = check_env.Played(obs, obs, None, None, None, jnp.array([[True], [True]]), 0.0, 0.0)
+    played = check_env.Played(
+        first_obs=obs,
+        obs=obs,
+        reward=None,
+        terminated=None,
+        truncated=None,
+        acting=jnp.array([[True], [True]]),
+        step_seconds=0.0,
+        reset_seconds=0.0,
+    )
     (found,) = check_env._masks(spec, played)
     assert found.kind == "wrong" and "1 times" in found.text
     (found,) = check_env._masks(spec, played._replace(acting=jnp.array([[False], [True]])))

@@ -1,4 +1,6 @@
-"""The command line and run directories as a user meets them: a process, its output and the directory it leaves."""
+"""The command line and run directories as a user meets them: a process, its output and the
+directory it leaves.
+"""
 
 import dataclasses
 import fcntl
@@ -52,9 +54,23 @@ def workplace(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(workplace):
-    """A run by path from another directory: the process, and its run directory (which tests must not change)."""
-    words = [*SMALL, "--total-timesteps", f"{TOTAL - 10}", "--log-interval", 2 * STEPS, "--run-dir", "some runs/first"]
-    process = succeed(run_python(SCRIPT, *words, "--eval-interval", 512, "--checkpoint-interval", 300, cwd=workplace))
+    """A run by path from another directory: the process, and its run directory (which tests must
+    not change).
+    """
+    words = [
+        *SMALL,
+        "--total-timesteps",
+        f"{TOTAL - 10}",
+        "--log-interval",
+        2 * STEPS,
+        "--run-dir",
+        "some runs/first",
+    ]
+    process = succeed(
+        run_python(
+            SCRIPT, *words, "--eval-interval", 512, "--checkpoint-interval", 300, cwd=workplace
+        )
+    )
     return process, workplace / "some runs" / "first"
 
 
@@ -65,17 +81,31 @@ def copy(finished, tmp_path) -> Path:
 
 def boundaries_passed(interval: int, total: int, update: int) -> list[int]:
     """The first update's end at or after each multiple of `interval`."""
-    return [step for step in range(update, total + 1, update) if step // interval > (step - update) // interval]
+    return [
+        step
+        for step in range(update, total + 1, update)
+        if step // interval > (step - update) // interval
+    ]
 
 
 def test_numbers_of_a_flag_may_have_commas_between_them():
     wanted = (64, 32)
-    for words in ("--hidden-sizes 64,32", "--hidden-sizes=64,32", "--hidden-sizes 64 32", "--hidden-sizes 64, 32"):
-        assert parse(Args, ["--env", "CartPole-v1", "--no-tuned", *words.split()]).hidden_sizes == wanted
+    for words in (
+        "--hidden-sizes 64,32",
+        "--hidden-sizes=64,32",
+        "--hidden-sizes 64 32",
+        "--hidden-sizes 64, 32",
+    ):
+        assert (
+            parse(Args, ["--env", "CartPole-v1", "--no-tuned", *words.split()]).hidden_sizes
+            == wanted
+        )
 
 
 def test_a_run_prints_its_progress_and_the_command_that_continues_it(finished):
-    """Which can be copied into a shell, from the same working directory, although the path has a space."""
+    """Which can be copied into a shell, from the same working directory, although the path has a
+    space.
+    """
     process, run_dir = finished
     assert any(Path(environment()["XDG_CACHE_HOME"]).glob("pmaprl/*-cache"))
     lines = process.stdout.strip().splitlines()
@@ -91,10 +121,22 @@ def test_the_run_directory_is_complete(finished):
     """And nothing in it is pickled."""
     run_dir = finished[1]
     names = {path.name for path in run_dir.iterdir()}
-    assert names == {"config.json", "metrics.jsonl", "checkpoints", "curve.png", "result.json", "DONE"}
-    config, result = read_config(run_dir), read_result(run_dir)
+    assert names == {
+        "config.json",
+        "metrics.jsonl",
+        "checkpoints",
+        "curve.png",
+        "result.json",
+        "DONE",
+    }
+    config = read_config(run_dir)
+    result = read_result(run_dir)
     assert config["args"].keys() == {field.name for field in dataclasses.fields(Args.at())}
-    assert (config["algorithm"], config["args"]["num_envs"], config["args"]["hidden_sizes"]) == ("ppo_pmap", 8, [8])
+    assert (config["algorithm"], config["args"]["num_envs"], config["args"]["hidden_sizes"]) == (
+        "ppo_pmap",
+        8,
+        [8],
+    )
     assert {"pmaprl", "jax", "flax", "optax", "gymnax"} <= config["versions"].keys()
     assert config["command"][1:3] == ["--hidden-sizes", "8"]
     assert (result["status"], result["env_steps"], result["updates"]) == ("finished", 1024, 16)
@@ -102,7 +144,9 @@ def test_the_run_directory_is_complete(finished):
     assert result["wall_seconds"] > result["compile_seconds"] > 0 < result["steps_per_second"]
     assert len(bytes.fromhex(result["state_sha256"])) == 32
     assert Path(result["checkpoint"]).parts[-2:] == ("checkpoints", "1024")
-    assert [bool(stored_evaluation(run_dir, step).evaluation) for step in (TOTAL, TOTAL - STEPS)] == [True, False]
+    assert [
+        bool(stored_evaluation(run_dir, step).evaluation) for step in (TOTAL, TOTAL - STEPS)
+    ] == [True, False]
     assert [has_ended_at(run_dir, step) for step in (TOTAL, TOTAL - STEPS)] == [True, False]
     for path in filter(Path.is_file, run_dir.rglob("*")):
         assert path.suffix not in (".pkl", ".pickle", ".npy", ".npz", ".py")
@@ -111,30 +155,62 @@ def test_the_run_directory_is_complete(finished):
 
 def test_metrics_are_rows_of_json_with_the_documented_names(finished):
     rows = read_rows(finished[1])
-    due = {step for interval in (128, 300, 512) for step in boundaries_passed(interval, TOTAL, STEPS)}
+    due = {
+        step for interval in (128, 300, 512) for step in boundaries_passed(interval, TOTAL, STEPS)
+    }
     assert [row["env_steps"] for row in rows] == sorted(due)
-    wanted = {f"episode/{name}{kind}" for name in ("return", "length") for kind in ("", "_min", "_max", "_last100")}
-    wanted |= {"loss/policy", "loss/value", "policy/entropy", "policy/approx_kl", "grad/norm", "learning_rate"}
-    wanted |= {f"time/{name}" for name in ("sps", "sps_total", "sps_wall", "update", "eval", "checkpoint")}
+    wanted = {
+        f"episode/{name}{kind}"
+        for name in ("return", "length")
+        for kind in ("", "_min", "_max", "_last100")
+    }
+    wanted |= {
+        "loss/policy",
+        "loss/value",
+        "policy/entropy",
+        "policy/approx_kl",
+        "grad/norm",
+        "learning_rate",
+    }
+    wanted |= {
+        f"time/{name}" for name in ("sps", "sps_total", "sps_wall", "update", "eval", "checkpoint")
+    }
     for row in rows:
         assert row["updates"] * STEPS == row["env_steps"]
         assert wanted <= row.keys(), wanted - row.keys()
     assert [row["env_steps"] for row in rows if "eval/return_mean" in row] == [512, 1024]
-    assert {f"eval/return_{kind}" for kind in ("mean", "std", "min", "max")} | {"eval/length_mean"} <= rows[-1].keys()
+    assert {f"eval/return_{kind}" for kind in ("mean", "std", "min", "max")} | {
+        "eval/length_mean"
+    } <= rows[-1].keys()
 
 
 def test_stop_and_resume_give_the_same_state(finished, workplace, monkeypatch):
-    """In two processes, the second through a symbolic link to the script, with numbers written 1_024 and 5e2.
+    """In two processes, the second through a symbolic link to the script, with numbers written
+    1_024 and 5e2.
 
-    The interval rule does not start anew on resuming. The command that started the run leaves it as it is at the end.
+    The interval rule does not start anew on resuming. The command that started the run leaves it as
+    it is at the end.
     """
     monkeypatch.chdir(workplace)
-    words = [*SMALL, "--total-timesteps", "1_014", "--log-interval", "1e2", "--run_dir", "sliced", "--resume_or_start"]
+    words = [
+        *SMALL,
+        "--total-timesteps",
+        "1_014",
+        "--log-interval",
+        "1e2",
+        "--run_dir",
+        "sliced",
+        "--resume_or_start",
+    ]
     words += ["--checkpoint-interval", 100, "--keep-checkpoints", 0, "--eval-interval", 0]
     sliced = workplace / "sliced"
     assert in_process(*words, "--stop-after", "5e2") == 0
     result = read_result(sliced)
-    assert (result["status"], result["env_steps"], (sliced / "DONE").exists()) == ("stopped", 512, False)
+    assert (result["status"], result["env_steps"], (sliced / "DONE").exists()) == (
+        "stopped",
+        512,
+        False,
+    )
     (workplace / "link.py").symlink_to(SCRIPT)
     resumed = succeed(run_python("link.py", "--resume", "sliced", cwd=workplace))
     assert "changed" not in resumed.stdout
@@ -167,7 +243,9 @@ def test_a_resume_names_what_the_file_no_longer_knows(copy, capsys):
 
 
 def test_a_run_without_checkpoints_is_resumed_from_step_0(copy, capsys):
-    """As after a crash before the first checkpoint or within its save: with a warning, and to the same end."""
+    """As after a crash before the first checkpoint or within its save: with a warning, and to the
+    same end.
+    """
     wanted = read_result(copy)["state_sha256"]
     shutil.rmtree(copy / "checkpoints")
     before = fingerprint(copy)
@@ -175,11 +253,17 @@ def test_a_run_without_checkpoints_is_resumed_from_step_0(copy, capsys):
     capsys.readouterr()
     assert fingerprint(copy) == before
     (copy / "DONE").unlink()
-    for name in (f"{TOTAL // 2}{UNFINISHED}", f"{TOTAL}{UNFINISHED}", *(left := {f"{TOTAL}.damaged", "my.deleted"})):
+    for name in (
+        f"{TOTAL // 2}{UNFINISHED}",
+        f"{TOTAL}{UNFINISHED}",
+        *(left := {f"{TOTAL}.damaged", "my.deleted"}),
+    ):
         (copy / "checkpoints" / name / "state").mkdir(parents=True)
     assert in_process("--resume", copy, "--quiet") == 0
     assert "warning:" in capsys.readouterr().err
-    assert {path.name for path in (copy / "checkpoints").iterdir() if not path.name.isdigit()} == left
+    assert {
+        path.name for path in (copy / "checkpoints").iterdir() if not path.name.isdigit()
+    } == left
     assert read_result(copy)["state_sha256"] == wanted
     steps = [row["env_steps"] for row in read_rows(copy)]
     assert steps == sorted(set(steps))
@@ -197,8 +281,12 @@ with locked(Path(sys.argv[1])):
 
 
 def test_one_process_at_a_time_works_in_a_run_directory(copy, capsys):
-    """The others are told who does, and change nothing; a holder that is killed is no longer one."""
-    holder = Popen([sys.executable, "-c", HOLDER, str(copy)], cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True)
+    """The others are told who does, and change nothing; a holder that is killed is no longer
+    one.
+    """
+    holder = Popen(
+        [sys.executable, "-c", HOLDER, str(copy)], cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True
+    )
     try:
         assert holder.stdout.readline() == "here\n"
         before = fingerprint(copy)
@@ -216,7 +304,8 @@ def test_one_process_at_a_time_works_in_a_run_directory(copy, capsys):
 
 def test_a_process_that_waited_for_the_lock_holds_the_one_that_others_see(tmp_path, monkeypatch):
     """Its file is deleted by the one that held it, just when it is locked."""
-    flock, stale = fcntl.flock, []
+    flock = fcntl.flock
+    stale = []
 
     def locked_too_late(file, how):
         if not stale:
@@ -231,13 +320,19 @@ def test_a_process_that_waited_for_the_lock_holds_the_one_that_others_see(tmp_pa
 
 
 def test_overwrite_deletes_what_a_run_has_written_says_so_and_leaves_the_rest(copy, capsys):
-    gone = ["events.out.tfevents.1", f"checkpoints/512{UNFINISHED}/state", "checkpoints/512.damaged/a"]
+    gone = [
+        "events.out.tfevents.1",
+        f"checkpoints/512{UNFINISHED}/state",
+        "checkpoints/512.damaged/a",
+    ]
     stays = ["notes.txt", "policy.onnx", "checkpoints/best.onnx", "plots/metrics.jsonl"]
     for name in (*gone, *stays):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).write_text("ten years of work")
     assert in_process(*SMALL, "--run-dir", copy, "--overwrite", "--total-timesteps", STEPS) == 0
-    (deleted,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("deleted")]
+    (deleted,) = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("deleted")
+    ]
     assert all(name in deleted for name in ("metrics.jsonl", "DONE", " checkpoints"))
     assert not any((copy / name).exists() for name in gone)
     assert all((copy / name).read_text() == "ten years of work" for name in stays)
@@ -245,7 +340,7 @@ def test_overwrite_deletes_what_a_run_has_written_says_so_and_leaves_the_rest(co
 
 
 @pytest.mark.parametrize("status", ["finished", "interrupted"])
-def test_a_run_that_has_trained_everything_has_finished_when_it_is_resumed_and_goes_on_with_a_larger_total(
+def test_a_run_that_has_trained_everything_has_finished_and_goes_on_with_a_larger_total(
     status, copy, capsys
 ):
     before = read_result(copy)
@@ -257,13 +352,21 @@ def test_a_run_that_has_trained_everything_has_finished_when_it_is_resumed_and_g
     kept = "state_sha256", "env_steps", "eval/return_mean"
     assert after["status"] == "finished"
     assert [after[name] for name in kept] == [before[name] for name in kept]
-    assert status != "finished" or after["steps_per_second"] == pytest.approx(before["steps_per_second"])
+    assert status != "finished" or after["steps_per_second"] == pytest.approx(
+        before["steps_per_second"]
+    )
     longer = "--resume", copy, "--total-timesteps", 2 * TOTAL, "--keep-checkpoints", 7
     assert in_process(*longer, "--stop-after", STEPS) == 0
-    changed = sorted(line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("changed"))
+    changed = sorted(
+        line.split()[1]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("changed")
+    )
     assert changed == ["--keep-checkpoints:", "--total-timesteps:"]
     result = read_result(copy)
-    assert (result["status"], result["env_steps"]) == ("stopped", TOTAL), "it is behind the present step"
+    assert (result["status"], result["env_steps"]) == ("stopped", TOTAL), (
+        "it is behind the present step"
+    )
     assert in_process(*longer) == 0
     assert (read_result(copy)["status"], read_result(copy)["env_steps"]) == ("finished", 2 * TOTAL)
 
@@ -276,7 +379,15 @@ def test_a_resumed_run_keeps_its_flags_but_for_explicit_ones(copy):
     assert (args.env, args.gamma, args.hidden_sizes) == ("gymnax:CartPole-v1", 0.5, (4, 4))
     assert (args.num_envs, args.num_minibatches, args.overwrite) == (8, 2, False)
     assert Path(args.run_dir).resolve() == copy
-    words = "--run-dir", str(copy), "--resume-or-start", "--init-from", "elsewhere", "--gamma", "0.5"
+    words = (
+        "--run-dir",
+        str(copy),
+        "--resume-or-start",
+        "--init-from",
+        "elsewhere",
+        "--gamma",
+        "0.5",
+    )
     args = parse(Args, list(words))
     assert (args.resume, args.num_envs, args.gamma) == (str(copy), 8, 0.5)
     args = parse(Args, [*words, "--no-resume-or-start"])
@@ -290,14 +401,25 @@ def test_init_from_takes_the_parameters_and_starts_at_step_0(tmp_path):
     """With a learning rate too small to change any parameter, what comes out is what was taken."""
 
     def trained(name, *more):
-        words = [*SMALL, "--quiet", "--no-normalize-returns", "--total-timesteps", STEPS, "--run-dir", tmp_path / name]
-        return train(parse(Args, [str(word) for word in (*words, "--learning-rate", "1e-30", *more)]))
+        words = [
+            *SMALL,
+            "--quiet",
+            "--no-normalize-returns",
+            "--total-timesteps",
+            STEPS,
+            "--run-dir",
+            tmp_path / name,
+        ]
+        return train(
+            parse(Args, [str(word) for word in (*words, "--learning-rate", "1e-30", *more)])
+        )
 
     def same(one, other):
         pairs = zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True)
         return all(np.allclose(x, y, atol=1e-20) for x, y in pairs)
 
-    source, own = trained("source"), trained("own", "--seed", 5)
+    source = trained("source")
+    own = trained("own", "--seed", 5)
     result = trained("new", "--seed", 5, "--init-from", tmp_path / "source")
     assert result.env_steps == read_rows(result.run_dir)[0]["env_steps"] == STEPS
     assert same(result, source) and not same(own, source)
@@ -307,7 +429,10 @@ def test_numbers_may_be_written_in_every_usual_form():
     for word in ("1e6", "1_000_000", "1.0e+6", "1000000.0"):
         assert parse(Args, ["--total-timesteps", word]).total_timesteps == 1_000_000
     args = Args(total_timesteps=1e6, num_envs=64.0)
-    assert [(type(value), value) for value in (args.total_timesteps, args.num_envs)] == [(int, 1_000_000), (int, 64)]
+    assert [(type(value), value) for value in (args.total_timesteps, args.num_envs)] == [
+        (int, 1_000_000),
+        (int, 64),
+    ]
     exact = 9_007_199_254_740_993  # not a float
     assert parse(Args, ["--log-interval", str(exact)]).log_interval == exact
 
@@ -315,10 +440,22 @@ def test_numbers_may_be_written_in_every_usual_form():
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [">&-", "| head -1"])
 def test_a_run_does_not_mind_that_nobody_reads_its_output(end, tmp_path):
-    """Programs that it compiles are kept where the user has told JAX to, not in the user's cache."""
-    line = f"{shlex.join(command(*SMALL, '--total-timesteps', 20 * STEPS, '--log-interval', STEPS))} {end}"
-    keep = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "told"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    """Programs that it compiles are kept where the user has told JAX to, not in the user's
+    cache.
+    """
+    words = command(*SMALL, "--total-timesteps", 20 * STEPS, "--log-interval", STEPS)
+    line = f"{shlex.join(words)} {end}"
+    keep = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "told"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     env = environment(XDG_CACHE_HOME=str(tmp_path / "home")) | keep
-    done = run(["sh", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr, len([*tmp_path.glob("runs/CartPole-v1__*/DONE")])) == (0, "", 1)
+    done = run(
+        ["sh", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr, len([*tmp_path.glob("runs/CartPole-v1__*/DONE")])) == (
+        0,
+        "",
+        1,
+    )
     assert any((tmp_path / "told").glob("*-cache")) and not (tmp_path / "home" / "pmaprl").exists()

@@ -1,4 +1,6 @@
-"""The order of collectives on CPU devices: the same numbers, one after another, in runs that used to wait for ever."""
+"""The order of collectives on CPU devices: the same numbers, one after another, in runs that used
+to wait for ever.
+"""
 
 from functools import partial
 from subprocess import TimeoutExpired
@@ -49,7 +51,9 @@ def in_a_scan(x):
         carry = carry + jax.lax.pmean(jnp.sin(x + number), AXIS)
         return carry, jax.lax.pmax(x * number, AXIS)
 
-    return jax.lax.scan(step, x, jnp.arange(5.0), reverse=True, unroll=2), jax.lax.all_gather(x, AXIS)
+    return jax.lax.scan(step, x, jnp.arange(5.0), reverse=True, unroll=2), jax.lax.all_gather(
+        x, AXIS
+    )
 
 
 def in_a_loop(x):
@@ -85,12 +89,16 @@ def in_functions(x):
     """Functions of JAX around collectives: compiled, differentiated, mapped, computed again."""
     compiled = jax.jit(lambda x: jax.lax.psum(x, AXIS) / 3)
     gradient = jax.grad(lambda x: jnp.sum(jnp.cos(jax.lax.pmean(x, AXIS))))(x)
-    mapped = jax.vmap(lambda y: jax.lax.pmean(y, AXIS) + jax.lax.psum(y, "rows"), axis_name="rows")(x)
+    mapped = jax.vmap(lambda y: jax.lax.pmean(y, AXIS) + jax.lax.psum(y, "rows"), axis_name="rows")(
+        x
+    )
     again = jax.checkpoint(lambda x: jnp.tanh(jax.lax.psum(x, AXIS)))
     return compiled(x), compiled(x + 1), gradient, mapped, again(x), doubled(x)
 
 
-@pytest.mark.parametrize("program", [of_every_kind, of_constants, in_a_scan, in_a_loop, in_a_branch, in_functions])
+@pytest.mark.parametrize(
+    "program", [of_every_kind, of_constants, in_a_scan, in_a_loop, in_a_branch, in_functions]
+)
 def test_a_program_in_one_order_gives_the_same_bits(program):
     x = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
     x[0, :4] = 0.0, -0.0, np.inf, np.nan
@@ -99,7 +107,8 @@ def test_a_program_in_one_order_gives_the_same_bits(program):
     pmap = partial(jax.pmap, axis_name=AXIS, devices=DEVICES)
     ordered = pmap(in_one_order(program, DEVICES, AXIS)).lower(x).compile()
     assert not collectives_beside_each_other(ordered)
-    want, got = pmap(program)(x), ordered(x)
+    want = pmap(program)(x)
+    got = ordered(x)
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert one.dtype == other.dtype
@@ -111,18 +120,29 @@ def test_one_device_needs_no_order():
 
 
 WAITED = """
---env CartPole-v1 --num-envs 16 --num-steps 8 --num-minibatches 4 --hidden-sizes 8 --rnn gru --rnn-size 8
+--env CartPole-v1 --num-envs 16 --num-steps 8 --num-minibatches 4 --hidden-sizes 8 --rnn gru
+--rnn-size 8
 """
 SMALL = "--num-envs 16 --hidden-sizes 8 --total-timesteps"
 RUNS = {
     "pqn, memory": ("pqn", f"{WAITED} --total-timesteps 12800"),
     "pqn": ("pqn", f"--num-steps 8 --num-minibatches 4 {SMALL} 12800"),
-    "ppo": ("ppo", f"--num-steps 8 --num-minibatches 4 --reset-pool 8 --normalize-obs {SMALL} 12800"),
+    "ppo": (
+        "ppo",
+        f"--num-steps 8 --num-minibatches 4 --reset-pool 8 --normalize-obs {SMALL} 12800",
+    ),
     "memory": ("ppo_rnn", f"--num-steps 8 --num-minibatches 4 --rnn-size 8 {SMALL} 12800"),
     "dqn": ("dqn", f"--batch-size 64 --learning-starts 64 {SMALL} 3200"),
     "sac": ("sac", f"--batch-size 64 --learning-starts 64 {SMALL} 1600"),
-    "crossq": ("sac", f"--recipe crossq --batch-size 64 --learning-starts 64 --critic-hidden-sizes 8 {SMALL} 1600"),
-    "members": ("ppo", f"--num-steps 8 --num-minibatches 4 --population 4 --sharding members --pbt {SMALL} 6400"),
+    "crossq": (
+        "sac",
+        "--recipe crossq --batch-size 64 --learning-starts 64 --critic-hidden-sizes 8 "
+        f"{SMALL} 1600",
+    ),
+    "members": (
+        "ppo",
+        f"--num-steps 8 --num-minibatches 4 --population 4 --sharding members --pbt {SMALL} 6400",
+    ),
 }
 
 
@@ -130,7 +150,9 @@ def cases():
     for name in RUNS:
         for count in (2, 4):
             fast = (name, count) == ("pqn, memory", 2)
-            yield pytest.param(name, count, id=f"{name}, {count} devices", marks=[] if fast else [pytest.mark.slow])
+            yield pytest.param(
+                name, count, id=f"{name}, {count} devices", marks=[] if fast else [pytest.mark.slow]
+            )
 
 
 @pytest.mark.parametrize(("name", "num_devices"), cases())
@@ -142,5 +164,7 @@ def test_a_run_on_cpu_devices_ends(name, num_devices, tmp_path):
     try:
         process = run_python(script, *words, tmp_path / "run", timeout=400, XLA_FLAGS="")
     except TimeoutExpired:
-        pytest.fail(f"{name} on {num_devices} devices did not end: do its devices wait for each other?")
+        pytest.fail(
+            f"{name} on {num_devices} devices did not end: do its devices wait for each other?"
+        )
     assert process.returncode == 0, process.stderr[-2000:]

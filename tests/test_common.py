@@ -9,7 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import AXIS, make_env, metric_rows, over_devices, relative_difference, same_bits, small_args, train
+from helpers import (
+    AXIS,
+    make_env,
+    metric_rows,
+    over_devices,
+    relative_difference,
+    same_bits,
+    small_args,
+    train,
+)
 
 from pmaprl.cli.errors import TrainingError, UsageError
 from pmaprl.cli.files import replacing
@@ -39,16 +48,23 @@ from pmaprl.runs.recorder import Clock
 from pmaprl.runs.results import Score
 from pmaprl.runs.saving import Saver, Start
 
-T, N = 6, 8
+T = 6
+N = 8
 
 
 def finished_episodes(reward: np.ndarray, done: np.ndarray) -> np.ndarray:
-    """(return, length) in the order of step, then env, of rollouts [updates * T, N]; env 0 begins amid an episode."""
-    found, ret, length = [], np.zeros(N), np.where(np.arange(N) == 0, -np.inf, 0)
+    """(return, length) in the order of step, then env, of rollouts [updates * T, N]; env 0 begins
+    amid an episode.
+    """
+    found = []
+    ret = np.zeros(N)
+    length = np.where(np.arange(N) == 0, -np.inf, 0)
     for reward_t, done_t in zip(reward, done, strict=True):
-        ret, length = ret + reward_t, length + 1
+        ret = ret + reward_t
+        length = length + 1
         found += [(ret[n], length[n]) for n in np.flatnonzero(done_t & (length > 0))]
-        ret, length = np.where(done_t, 0, ret), np.where(done_t, 0, length)
+        ret = np.where(done_t, 0, ret)
+        length = np.where(done_t, 0, length)
     return np.array(found).reshape(-1, 2)
 
 
@@ -57,13 +73,20 @@ KINDS = ("", "_sum", "_max", "_min", "_last")
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_episode_statistics_equal_numpy(devices):
-    """Of each rollout, and of the last 100 episodes, over devices and updates; more and fewer than 100 at once."""
+    """Of each rollout, and of the last 100 episodes, over devices and updates; more and fewer than
+    100 at once.
+    """
     random = np.random.default_rng(0)
     updates = 12
     reward = random.normal(size=(updates * T, N)).astype(np.float32)
-    done = random.random((updates * T, N)) < np.repeat([0, 0.1, 0.3, 0.6, 1.0, 0.05] * 2, T)[:, None]
-    info = np.where(random.random(reward.shape) < 0.2, random.normal(size=reward.shape) - 5, np.nan).astype(np.float32)
-    info[: 2 * T], info[-1, N // 2 :] = np.nan, np.inf  # in two whole updates, and in the last step of a device
+    done = (
+        random.random((updates * T, N)) < np.repeat([0, 0.1, 0.3, 0.6, 1.0, 0.05] * 2, T)[:, None]
+    )
+    info = np.where(
+        random.random(reward.shape) < 0.2, random.normal(size=reward.shape) - 5, np.nan
+    ).astype(np.float32)
+    info[: 2 * T] = np.nan  # in two whole updates, and in the last step of a device
+    info[-1, N // 2 :] = np.inf
 
     @jax.jit
     def count(tracker, recent, steps):
@@ -73,11 +96,24 @@ def test_episode_statistics_equal_numpy(devices):
 
     tracker = jax.tree.map(lambda *x: jnp.concatenate(x), new_tracker(1, True), new_tracker(N - 1))
     tracker = jax.tree.map(lambda x: x.reshape(devices, -1), tracker)
-    recent, so_far, whole = new_recent(), None, []
+    recent = new_recent()
+    so_far = None
+    whole = []
     for update in range(updates):
-        rows, until = slice(update * T, (update + 1) * T), slice((update + 1) * T)
-        steps = Step(None, None, reward[rows], done[rows], np.zeros_like(done[rows]), None, None)
-        tracker, *replicas = count(tracker, recent, steps._replace(info={f"x{kind}": info[rows] for kind in KINDS}))
+        rows = slice(update * T, (update + 1) * T)
+        until = slice((update + 1) * T)
+        steps = Step(
+            obs=None,
+            state=None,
+            reward=reward[rows],
+            terminated=done[rows],
+            truncated=np.zeros_like(done[rows]),
+            info=None,
+            final_obs=None,
+        )
+        tracker, *replicas = count(
+            tracker, recent, steps._replace(info={f"x{kind}": info[rows] for kind in KINDS})
+        )
         assert all(same_bits(x[0], x[i]) for x in jax.tree.leaves(replicas) for i in range(devices))
         recent, new = jax.tree.map(lambda x: x[0], replicas)
         so_far = so_far + new if update else new
@@ -85,50 +121,93 @@ def test_episode_statistics_equal_numpy(devices):
         logged = [so_far.metrics()[f"env/x{kind}"] for kind in KINDS]
         seen = [row[np.isfinite(row)] for row in info[until] if np.isfinite(row).any()]
         flat = np.concatenate([*seen, []])
-        numbers = [flat.mean(), flat.sum(), flat.max(), flat.min(), seen[-1].mean()] if seen else [np.nan] * 5
+        numbers = (
+            [flat.mean(), flat.sum(), flat.max(), flat.min(), seen[-1].mean()]
+            if seen
+            else [np.nan] * 5
+        )
         np.testing.assert_allclose(logged, numbers, rtol=1e-5)
 
-        before, whole = len(whole), finished_episodes(reward[until], done[until])
-        window, fresh = whole[-WINDOW:], whole[before:]
+        before = len(whole)
+        whole = finished_episodes(reward[until], done[until])
+        window = whole[-WINDOW:]
+        fresh = whole[before:]
         assert (recent.count, new.count["episode/return"]) == (len(window), len(fresh))
         if not len(whole):
-            assert np.isnan(metrics["episode/return_last100"]) and np.isnan(metrics["episode/return"])
+            assert np.isnan(metrics["episode/return_last100"]) and np.isnan(
+                metrics["episode/return"]
+            )
             continue
         np.testing.assert_allclose(recent.ret[: len(window)], window[::-1, 0], rtol=1e-4, atol=1e-5)
-        expected = {f"{name}_last100": x for name, x in zip(("return", "length"), window.mean(axis=0), strict=True)}
+        expected = {
+            f"{name}_last100": x
+            for name, x in zip(("return", "length"), window.mean(axis=0), strict=True)
+        }
         for name, x in zip(("return", "length"), fresh.T, strict=True):
-            expected |= {name: x.mean(), f"{name}_min": x.min(), f"{name}_max": x.max()} if len(x) else {}
+            expected |= (
+                {name: x.mean(), f"{name}_min": x.min(), f"{name}_max": x.max()} if len(x) else {}
+            )
         for name, number in expected.items():
-            np.testing.assert_allclose(metrics[f"episode/{name}"], number, rtol=1e-4, atol=1e-5, err_msg=name)
+            np.testing.assert_allclose(
+                metrics[f"episode/{name}"], number, rtol=1e-4, atol=1e-5, err_msg=name
+            )
     assert len(whole) > 2 * WINDOW
 
 
 def test_reported_returns_are_raw_and_of_whole_episodes_and_exactly_eval_episodes_count(tmp_path):
-    """Episodes of 7 steps, whatever the learner makes of them; five are evaluated, although two devices play three."""
+    """Episodes of 7 steps, whatever the learner makes of them; five are evaluated, although two
+    devices play three.
+    """
     env = make_env("RewardIsEpisode")
-    flags = {"num_steps": 10, "num_envs": 4, "num_minibatches": 2, "eval_episodes": 5, "num_devices": 2}
-    flags |= {"normalize_obs": True, "total_timesteps": 400, "log_interval": 80, "hidden_sizes": (8,)}
+    flags = {
+        "num_steps": 10,
+        "num_envs": 4,
+        "num_minibatches": 2,
+        "eval_episodes": 5,
+        "num_devices": 2,
+    }
+    flags |= {
+        "normalize_obs": True,
+        "total_timesteps": 400,
+        "log_interval": 80,
+        "hidden_sizes": (8,),
+    }
     result = train(small_args(**flags, run_dir=str(tmp_path / "run")), env)
     rows = metric_rows(result.run_dir)
     assert len(rows) == 5
     for row in rows:
         assert {row[f"episode/length{end}"] for end in ("", "_min", "_max", "_last100")} == {7}
         assert [row[f"episode/return{end}"] % 7 for end in ("_min", "_max")] == [0, 0]
-        assert 7 * 3000 > row["episode/return_max"] > row["episode/return"] > row["episode/return_min"] >= 0
+        assert (
+            7 * 3000
+            > row["episode/return_max"]
+            > row["episode/return"]
+            > row["episode/return_min"]
+            >= 0
+        )
     assert sum(row["episode/count"] for row in rows) == 4 * (100 // 7)
     returns, _ = episodes(env, constant(0), 5)
     assert len(set(returns)) == 5
-    wanted = {f"return_{name}": getattr(np, name)(returns) for name in ("mean", "std", "min", "max")}
+    wanted = {
+        f"return_{name}": getattr(np, name)(returns) for name in ("mean", "std", "min", "max")
+    }
     for name, number in (wanted | {"length_mean": 7}).items():
         assert result.evaluation[f"eval/{name}"] == pytest.approx([number])
 
 
 def counting_update(state):
-    """Metric `value` is the number of the update; `late` is infinite from the fourth update on, `early` NaN in one."""
+    """Metric `value` is the number of the update; `late` is infinite from the fourth update on,
+    `early` NaN in one.
+    """
     value = state.astype(jnp.float32)
-    late, early = jnp.where(state >= 3, jnp.inf, 0.0), jnp.where(state == 1, jnp.nan, 0.0)
+    late = jnp.where(state >= 3, jnp.inf, 0.0)
+    early = jnp.where(state == 1, jnp.nan, 0.0)
     episodes = Tally.of({"episode/return": value, "episode/return_max": value})
-    metrics = {f"value{kind}": -value for kind in KINDS} | {"value": value, "late": late, "early": early}
+    metrics = {f"value{kind}": -value for kind in KINDS} | {
+        "value": value,
+        "late": late,
+        "early": early,
+    }
     odd = {"odd": value, "odd_max": -value, "odd_last": -value}
     tally = Tally.of(metrics)
     for due, rare in ((state % 2 == 1, odd), (False, {"never": value, "never_max": value})):
@@ -141,7 +220,9 @@ def test_repeat_puts_metrics_together_and_finds_the_first_broken_update_of_each_
 
     @jax.jit
     def repeated(states, count):
-        states, columns = jax.vmap(lambda state: repeat_updates(counting_update, state, count))(states)
+        states, columns = jax.vmap(lambda state: repeat_updates(counting_update, state, count))(
+            states
+        )
         return states, columns.packed()
 
     state, packed = repeated(states, jnp.int32(6))
@@ -149,12 +230,25 @@ def test_repeat_puts_metrics_together_and_finds_the_first_broken_update_of_each_
     np.testing.assert_array_equal(state, states + 6)
     np.testing.assert_allclose(metrics["value"], [2.5, 12.5, 4.5])
     np.testing.assert_allclose(metrics["episode/return"], [2.5, 12.5, 4.5])
-    wanted = {"value_sum": [-15, -75, -27], "value_max": [0, -10, -2], "episode/return_max": [5, 15, 7]}
-    wanted |= {"value_min": [-5, -15, -7], "odd": [3, 13, 5], "odd_max": [-1, -11, -3], "episode/count": [6] * 3}
+    wanted = {
+        "value_sum": [-15, -75, -27],
+        "value_max": [0, -10, -2],
+        "episode/return_max": [5, 15, 7],
+    }
+    wanted |= {
+        "value_min": [-5, -15, -7],
+        "odd": [3, 13, 5],
+        "odd_max": [-1, -11, -3],
+        "episode/count": [6] * 3,
+    }
     wanted |= dict.fromkeys(("value_last", "odd_last"), wanted["value_min"])
     assert {name: metrics[name].tolist() for name in wanted} == wanted
     assert np.isnan([metrics["never"], metrics["never_max"]]).all()
-    assert [counts[name].tolist() for name in ("value", "odd", "never")] == [[6] * 3, [3] * 3, [0] * 3]
+    assert [counts[name].tolist() for name in ("value", "odd", "never")] == [
+        [6] * 3,
+        [3] * 3,
+        [0] * 3,
+    ]
     broken = {name: broken[name].tolist() for name in ("value", "late", "early")}
     assert broken == {"value": [-1, -1, -1], "late": [3, 0, 1], "early": [1, -1, -1]}
     state, packed = repeated(states, jnp.int32(0))
@@ -164,18 +258,23 @@ def test_repeat_puts_metrics_together_and_finds_the_first_broken_update_of_each_
 
 
 def test_several_calls_of_a_row_are_put_together_as_one_call_would_do_it():
-    """Also where a metric has no report in one of them, or in none, and by the index of the first broken update."""
+    """Also where a metric has no report in one of them, or in none, and by the index of the first
+    broken update.
+    """
     states = jnp.array([0, 10, 2])
 
     @jax.jit
     def repeated(states, count):
-        states, columns = jax.vmap(lambda state: repeat_updates(counting_update, state, count))(states)
+        states, columns = jax.vmap(lambda state: repeat_updates(counting_update, state, count))(
+            states
+        )
         return states, columns.with_metrics({"newest": states}).packed()
 
     _, packed = repeated(states, jnp.int32(7))
     whole = packed.fetch(7)
     for sizes in ((1, 6), (3, 4), (2, 1, 4)):
-        after, parts = states, []
+        after = states
+        parts = []
         for size in sizes:
             after, packed = repeated(after, jnp.int32(size))
             parts.append(packed.fetch(size))
@@ -187,12 +286,16 @@ def test_several_calls_of_a_row_are_put_together_as_one_call_would_do_it():
 
 def test_metrics_are_those_of_the_samples_of_all_devices_and_of_all_steps_that_count():
     def of_share(x):
-        return across_devices(x.mean(), {"x": x.mean(), "x_sum": x.sum(), "x_max": x.max(), "x_min": x.min()})
+        return across_devices(
+            x.mean(), {"x": x.mean(), "x_sum": x.sum(), "x_max": x.max(), "x_min": x.min()}
+        )
 
     grads, metrics = over_devices(of_share, 4, np.arange(8.0) - 5)
     wanted = {"x": -1.5, "x_sum": -12, "x_max": 2, "x_min": -5}
     assert grads.tolist() == [-1.5] * 4
-    assert {name: x.tolist() for name, x in metrics.items()} == {name: [x] * 4 for name, x in wanted.items()}
+    assert {name: x.tolist() for name, x in metrics.items()} == {
+        name: [x] * 4 for name, x in wanted.items()
+    }
     again = over_devices(lambda x: same_everywhere(jax.tree.map(lambda x: x[0], x)), 4, metrics)
     assert same_bits(again, metrics), "what is the same everywhere stays so"
     own = over_devices(lambda x: same_everywhere({"x": x[0], "x_max": x[0]}), 4, np.arange(4.0))
@@ -200,7 +303,13 @@ def test_metrics_are_those_of_the_samples_of_all_devices_and_of_all_steps_that_c
 
     steps = dict.fromkeys(("x", "x_sum", "x_max", "x_min", "x_last"), np.arange(8.0) - 5)
     assert over_steps(steps) == wanted | {"x_last": 2}
-    assert over_steps(steps, np.arange(8) < 3) == {"x": -4, "x_sum": -12, "x_max": -3, "x_min": -5, "x_last": -3}
+    assert over_steps(steps, np.arange(8) < 3) == {
+        "x": -4,
+        "x_sum": -12,
+        "x_max": -3,
+        "x_min": -5,
+        "x_last": -3,
+    }
 
 
 def test_counts_stay_exact_in_metrics_and_what_is_not_finite_is_null():
@@ -228,9 +337,14 @@ def test_training_time_is_without_evaluation_and_saving(monkeypatch):
 
 
 def arrays(step: int = 0) -> Arrays:
-    learner = {"w": np.arange(6, dtype=np.float32).reshape(2, 3) + step, "updates": np.asarray(step, np.int32)}
+    learner = {
+        "w": np.arange(6, dtype=np.float32).reshape(2, 3) + step,
+        "updates": np.asarray(step, np.int32),
+    }
     envs = {"key": np.array([[1, 2]], np.uint32), "nothing": np.zeros((0, 3), np.float32)}
-    return {f"learner/{name}": x for name, x in learner.items()} | {f"envs/{name}": x for name, x in envs.items()}
+    return {f"learner/{name}": x for name, x in learner.items()} | {
+        f"envs/{name}": x for name, x in envs.items()
+    }
 
 
 def saved(directory, steps, evaluations=None, **policy) -> Checkpoints:
@@ -242,21 +356,26 @@ def saved(directory, steps, evaluations=None, **policy) -> Checkpoints:
 
 
 def test_sha256_sees_every_name_type_shape_and_bit():
-    a, b = np.arange(4, dtype=np.int32), np.ones(2, np.float32)
+    a = np.arange(4, dtype=np.int32)
+    b = np.ones(2, np.float32)
     variants = [{"a": a, "b": b}, {"a": a, "c": b}, {"a": a}, {"a": a.astype(np.uint32), "b": b}]
     variants += [{"a": a.reshape(2, 2), "b": b}, {"a": a, "b": np.nextafter(b, np.float32(2))}]
     assert len({sha256(variant) for variant in variants}) == len(variants)
     assert sha256({"b": b, "a": a}) == sha256(variants[0])
 
 
-def test_a_checkpoint_that_does_not_fit_names_the_array_and_one_that_is_not_readable_for_now_is_not_damaged(
+def test_a_checkpoint_that_does_not_fit_names_the_array_and_an_unreadable_one_is_not_damaged(
     tmp_path, monkeypatch
 ):
     checkpoints = saved(tmp_path / "c", [1, 2], [9.0, 1.0])
     some = {"learner/w": arrays(2)["learner/w"]}
     assert checkpoints.load(some, ("learner/w",))[1].keys() == some.keys()
     monkeypatch.setattr("orbax.checkpoint.v1.load", lambda *_: pytest.fail("it was read"))
-    changes = {"w": np.zeros((2, 4), np.float32)}, {"w": np.zeros((2, 3), np.int32)}, {"new": np.zeros(2)}
+    changes = (
+        {"w": np.zeros((2, 4), np.float32)},
+        {"w": np.zeros((2, 3), np.int32)},
+        {"new": np.zeros(2)},
+    )
     for ((name, array),) in (change.items() for change in changes):
         with pytest.raises(UsageError, match=f"learner/{name} is "):
             checkpoints.load(arrays() | {f"learner/{name}": array})
@@ -290,11 +409,14 @@ def test_keeping_the_best_checkpoint(tmp_path):
     added = saved(tmp_path / "added", [1], keep=2, keep_best=True)
     assert added.best() == (0, [])
     added.add_evaluation(1, [8.0, 10.0])
-    assert saved(tmp_path / "added", [2, 3, 4], [5.0, 6.0, 7.0], keep=2, keep_best=True).steps() == [1, 3, 4]
+    assert saved(
+        tmp_path / "added", [2, 3, 4], [5.0, 6.0, 7.0], keep=2, keep_best=True
+    ).steps() == [1, 3, 4]
 
 
 def test_a_step_saved_again_at_once(tmp_path):
-    big = {"learner/params/w": np.ones(1_000_000)}  # the first save is under way when the second begins
+    # The first save is under way when the second begins
+    big = {"learner/params/w": np.ones(1_000_000)}
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(10, big, [1.0])
     checkpoints.save(10, big, [2.0])
@@ -342,7 +464,9 @@ def episodes(env, policy, count, devices=1):
 
 
 def test_episodes_depend_on_their_global_index_alone():
-    on_one, on_four = (episodes(make_env("CartPole-v1"), constant(1), 8, devices) for devices in (1, 4))
+    on_one, on_four = (
+        episodes(make_env("CartPole-v1"), constant(1), 8, devices) for devices in (1, 4)
+    )
     np.testing.assert_array_equal(on_one, on_four)
     assert 8 <= min(on_one[1]) < max(on_one[1]) <= 11  # always pushing right drops the pole soon
 
@@ -351,7 +475,8 @@ def test_an_episode_counts_once_although_its_environment_goes_on():
     """Episodes of 3 to 5 steps run side by side until the longest is over."""
     returns, lengths = episodes(make_env("Endings"), constant(0), 32)
     assert set(lengths) == {3, 4, 5}
-    of_id = (returns - 0.25 * lengths * (lengths + 1)) / lengths  # beside 0.5 * step, each step earns id % 7
+    # Beside 0.5 * step, each step earns id % 7
+    of_id = (returns - 0.25 * lengths * (lengths + 1)) / lengths
     assert set(of_id) <= set(range(7))
 
 
@@ -360,7 +485,9 @@ def test_a_step_draws_nothing_that_the_reset_has_drawn():
     drawn = jax.vmap(lambda key: jax.random.split(key, 8))(jax.random.split(reset_key, 8))
     of_steps = [jax.random.fold_in(key, step) for key in others for step in range(8)]
     drawn = [reset_key, *jax.random.split(reset_key, 8), *drawn.ravel()]
-    assert not {str(jax.random.key_data(key)) for key in drawn} & {str(jax.random.key_data(key)) for key in of_steps}
+    assert not {str(jax.random.key_data(key)) for key in drawn} & {
+        str(jax.random.key_data(key)) for key in of_steps
+    }
 
 
 def test_an_environment_without_a_time_limit_is_capped():
@@ -369,10 +496,14 @@ def test_an_environment_without_a_time_limit_is_capped():
 
 
 class Beside:
-    """Evaluations beside the training, in turn, each over at the first look while there is something in `over`."""
+    """Evaluations beside the training, in turn, each over at the first look while there is
+    something in `over`.
+    """
 
     def __init__(self):
-        self.begun, self.played, self.over = [], [], []
+        self.begun = []
+        self.played = []
+        self.over = []
 
     def begin(self, step, state):
         self.begun.append(step)
@@ -389,7 +520,9 @@ class Beside:
 
 def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
     """Until it is stopped, when it says how many were left."""
-    beside, stops, warnings = Beside(), [], []
+    beside = Beside()
+    stops = []
+    warnings = []
     run = SimpleNamespace(args=small_args(), clock=Clock(), is_game=False, total=1_000)
     run.console = SimpleNamespace(warn=warnings.append, say=lambda text: None)
     run.saver = Saver(None, small_args(), Start())
@@ -422,7 +555,9 @@ def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
         ((40,), 70, "1 due evaluation was not played"),
     ],
 )
-def test_an_evaluation_that_is_not_played_is_said_to_be_played_by_a_resume_where_it_is(pending, saved, told):
+def test_an_evaluation_that_is_not_played_is_said_to_be_played_by_a_resume_where_it_is(
+    pending, saved, told
+):
     """That is so at the end of a run, and after the step from which a resumed run goes on."""
     warnings = []
     run = SimpleNamespace(args=small_args(), clock=Clock(), total=100)
@@ -440,20 +575,30 @@ def test_an_evaluation_that_is_not_played_is_said_to_be_played_by_a_resume_where
 def test_convolutions_are_those_of_xla(size, stride, more):
     """Where the last neighbourhood would leave pixels out, the image is padded."""
     image = jax.random.normal(jax.random.key(0), (2, 9, 11, 5))
-    kernel, bias = jax.random.normal(jax.random.key(1), (size, size, 5, 7)), jnp.arange(7.0)
+    kernel = jax.random.normal(jax.random.key(1), (size, size, 5, 7))
+    bias = jnp.arange(7.0)
     params = {"params": {"kernel": kernel.reshape(-1, 7), "bias": bias}}
     x = Convolution(7, size, stride).apply(params, batch_last(image))
     places = ("NHWC", "HWIO", "NHWC")
     padding = [(0, rows_or_columns) for rows_or_columns in more]
-    wanted = jax.lax.conv_general_dilated(image, kernel, (stride, stride), padding, dimension_numbers=places) + bias
+    wanted = (
+        jax.lax.conv_general_dilated(
+            image, kernel, (stride, stride), padding, dimension_numbers=places
+        )
+        + bias
+    )
     assert relative_difference(jnp.moveaxis(x, (-1, 0), (0, -1)), wanted) < 1e-5
 
 
 @pytest.mark.parametrize("encoder", ["small", "nature", "impala", "flat"])
 def test_each_image_has_its_own_features_and_none_has_none(encoder):
-    """Those of no image are asked for in an evaluation of no episodes, beside the one that is drawn."""
+    """Those of no image are asked for in an evaluation of no episodes, beside the one that is
+    drawn.
+    """
     images = jax.random.normal(jax.random.key(0), (2, 3, 10, 10, 4))
-    torso = Torso(Box(np.zeros((10, 10, 4)), np.ones((10, 10, 4)), (10, 10, 4)), (5, 6), "relu", None, encoder)
+    torso = Torso(
+        Box(np.zeros((10, 10, 4)), np.ones((10, 10, 4)), (10, 10, 4)), (5, 6), "relu", None, encoder
+    )
     params = jax.jit(torso.init)(jax.random.key(0), images)
 
     @jax.jit
@@ -465,11 +610,14 @@ def test_each_image_has_its_own_features_and_none_has_none(encoder):
     assert (features.shape, none.shape) == ((2, 3, 6), (0, 3, 6))
     assert relative_difference(features[1, 2], alone) < 1e-5
     assert jnp.all(jnp.any(seen != 0, axis=(0, 1, 4))), "every pixel counts"
-    assert ("Features_0" in params["params"]) == (encoder != "flat")  # which has no layer before the hidden ones
+    # Which has no layer before the hidden ones
+    assert ("Features_0" in params["params"]) == (encoder != "flat")
 
 
 VECTOR = Box(np.zeros(3), np.ones(3), (3,))
-FLAGS = SimpleNamespace(hidden_sizes=(5, 6), activation="tanh", dtype=None, layer_norm=True, gamma=0.9, rnn="gru")
+FLAGS = SimpleNamespace(
+    hidden_sizes=(5, 6), activation="tanh", dtype=None, layer_norm=True, gamma=0.9, rnn="gru"
+)
 OVERRIDES = {"hidden_sizes": (32,), "activation": "relu", "layer_norm": False, "name": "own"}
 
 
@@ -499,7 +647,10 @@ def test_statistics_saved_by_an_older_version_go_on_with_zeros_for_what_it_did_n
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(10, old, None)
     checkpoints.wait()
-    new = {f"learner/obs_stats/{name}": np.ones((1, 3), np.float32) for name in ("mean_rest", "m2_rest")}
+    new = {
+        f"learner/obs_stats/{name}": np.ones((1, 3), np.float32)
+        for name in ("mean_rest", "m2_rest")
+    }
     loaded = checkpoints.load(old | new)[1]
     assert loaded.keys() == (old | new).keys()
     assert all(loaded[name].tolist() == np.zeros((1, 3)).tolist() for name in new)

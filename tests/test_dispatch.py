@@ -1,4 +1,6 @@
-"""How updates are given to the devices: ahead of those under way, and for no more than a few seconds at a time."""
+"""How updates are given to the devices: ahead of those under way, and for no more than a few
+seconds at a time.
+"""
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,23 +21,35 @@ from pmaprl.runs.saving import Saver
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 UPDATE = 32
-FLAGS = {"env": "helpers:Luck", "num_envs": 4, "num_minibatches": 2, "hidden_sizes": (4,), "lr_schedule": "constant"}
+FLAGS = {
+    "env": "helpers:Luck",
+    "num_envs": 4,
+    "num_minibatches": 2,
+    "hidden_sizes": (4,),
+    "lr_schedule": "constant",
+}
 PATIENCE = 5  # seconds after which a device without work counts as one that waits for the host
 
 
 def start(run_dir: Any, **flags: Any) -> Any:
-    return ppo.train(small_args(**FLAGS | {"total_timesteps": 12 * UPDATE, "run_dir": str(run_dir)} | flags))
+    return ppo.train(
+        small_args(**FLAGS | {"total_timesteps": 12 * UPDATE, "run_dir": str(run_dir)} | flags)
+    )
 
 
 def rows_without_times(run_dir: Any) -> list[dict[str, Any]]:
-    return [{name: x for name, x in row.items() if not name.startswith("time/")} for row in read_rows(run_dir)]
+    return [
+        {name: x for name, x in row.items() if not name.startswith("time/")}
+        for row in read_rows(run_dir)
+    ]
 
 
 class Later:
     """Something that a device is to make: a state, what comes of updates, or episodes."""
 
     def __init__(self, future: Future, part: Any = None):
-        self.future, self.part = future, part
+        self.future = future
+        self.part = part
 
     def result(self) -> Any:
         made = self.future.result()
@@ -49,7 +63,9 @@ class Later:
 
 
 class Device:
-    """Runs programs one after another, as a card does; updates end only once the next ones are dispatched."""
+    """Runs programs one after another, as a card does; updates end only once the next ones are
+    dispatched.
+    """
 
     def __init__(self, monkeypatch: Any, num_updates: int):
         self.queue = ThreadPoolExecutor(1)
@@ -57,7 +73,9 @@ class Device:
         self.left = num_updates
         self.dispatched = 0
         self.changed = threading.Condition()
-        compile_together, copied, to_host = pmaprl.runs.run.compile_together, Saver.copied, Saver.to_host
+        compile_together = pmaprl.runs.run.compile_together
+        copied = Saver.copied
+        to_host = Saver.to_host
         episodes_of = pmaprl.runs.evaluator.episodes_of
 
         def compiled(*inputs):
@@ -71,7 +89,9 @@ class Device:
         monkeypatch.setattr(pmaprl.runs.run, "compile_together", compiled)
         monkeypatch.setattr(Saver, "copied", copied_later)
         monkeypatch.setattr(Saver, "to_host", lambda saver, state: to_host(saver, made(state)))
-        monkeypatch.setattr(pmaprl.runs.evaluator, "episodes_of", lambda later, args: episodes_of(made(later), args))
+        monkeypatch.setattr(
+            pmaprl.runs.evaluator, "episodes_of", lambda later, args: episodes_of(made(later), args)
+        )
 
     def update(self, state: Any, updates: Any) -> tuple[Later, Later]:
         with self.changed:
@@ -84,12 +104,18 @@ class Device:
     def run(self, number: int, is_last: bool, state: Any, updates: Any) -> Any:
         results = jax.block_until_ready(self.programs.update(made(state), updates))
         with self.changed:
-            if not is_last and not self.changed.wait_for(lambda: self.dispatched > number, PATIENCE):
+            if not is_last and not self.changed.wait_for(
+                lambda: self.dispatched > number, PATIENCE
+            ):
                 self.starved.append(number)
         return results
 
     def evaluate(self, state: Any, seed: Any) -> Later:
-        return Later(self.queue.submit(lambda: jax.block_until_ready(self.programs.evaluate(made(state), seed))))
+        return Later(
+            self.queue.submit(
+                lambda: jax.block_until_ready(self.programs.evaluate(made(state), seed))
+            )
+        )
 
 
 def made(x: Any) -> Any:
@@ -126,7 +152,9 @@ def test_a_long_row_is_dispatched_in_several_calls_and_is_the_same_row(tmp_path,
     parts = start(tmp_path / "parts", **flags)
     assert (device.dispatched, device.starved) == (12, [])
     assert parts.state_sha256 == whole.state_sha256
-    together = zip(rows_without_times(tmp_path / "whole"), rows_without_times(tmp_path / "parts"), strict=True)
+    together = zip(
+        rows_without_times(tmp_path / "whole"), rows_without_times(tmp_path / "parts"), strict=True
+    )
     for wanted, found in together:
         assert found.keys() == wanted.keys()
         for name, x in wanted.items():
@@ -142,7 +170,8 @@ def test_a_run_can_end_within_a_long_row(tmp_path, monkeypatch):
 
 def test_calls_grow_until_they_take_some_seconds():
     pace = Pace(first=5)
-    sizes, now = [], 0.0
+    sizes = []
+    now = 0.0
     for seconds_per_update in (1e-3,) * 24 + (1.0,) * 4:
         sizes.append(pace.most_updates)
         pace.note(pace.most_updates, now)

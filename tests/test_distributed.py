@@ -1,4 +1,6 @@
-"""Several processes that train together: equal to one process, exact resumes, and the end of one ends them all."""
+"""Several processes that train together: equal to one process, exact resumes, and the end of one
+ends them all.
+"""
 
 import os
 import re
@@ -42,13 +44,13 @@ SAVED = 10 * STEPS  # steps between two checkpoints of a run that is killed
 KILLED = (*FLAGS.replace("--quiet", "").split(), "--num-devices", 2, "--total-timesteps", 10**8)
 KILLED += ("--log-interval", SAVED, "--checkpoint-interval", SAVED, "--keep-checkpoints", 0)
 SAC = """
-    --env Pendulum-v1 --num-envs 4 --hidden-sizes 8 --batch-size 16 --learning-starts 40 --buffer-size 400
-    --utd-ratio 0.25 --eval-episodes 4 --eval-interval 0 --checkpoint-interval 0 --log-interval 200 --num-devices 4
-    --quiet --total-timesteps 200
+    --env Pendulum-v1 --num-envs 4 --hidden-sizes 8 --batch-size 16 --learning-starts 40
+    --buffer-size 400 --utd-ratio 0.25 --eval-episodes 4 --eval-interval 0 --checkpoint-interval
+    0 --log-interval 200 --num-devices 4 --quiet --total-timesteps 200
 """
 ACTORS = """
-    --vectorization sync --actor-threads 1 --num-steps 8 --envs-per-actor 4 --hidden-sizes 8 --eval-episodes 4
-    --eval-interval 0 --checkpoint-interval 0 --lockstep
+    --vectorization sync --actor-threads 1 --num-steps 8 --envs-per-actor 4 --hidden-sizes 8
+    --eval-episodes 4 --eval-interval 0 --checkpoint-interval 0 --lockstep
 """
 
 
@@ -61,7 +63,9 @@ def free_address() -> str:
 def start_both(
     *words: Any, algorithm=ppo, own=lambda i: (), where=lambda i: ROOT, address: str = ""
 ) -> list[subprocess.Popen]:
-    """Two processes of an algorithm with these flags, and each with its `own`, in the folder that is its `where`."""
+    """Two processes of an algorithm with these flags, and each with its `own`, in the folder that
+    is its `where`.
+    """
     address = address or free_address()
     script = ROOT / "algos" / f"{algorithm.__name__}.py"
     meet = [("--distributed", f"{address},{i}/2") for i in range(2)]
@@ -86,12 +90,15 @@ def saved(run_dir: Path, step: int) -> dict[str, np.ndarray]:
 
 def test_x1_two_processes_with_two_devices_equal_one(tmp_path):
     run_both(*SAC.split(), "--run-dir", tmp_path / "two", algorithm=sac)
-    assert not in_process(*SAC.split(), "--num-devices", 1, "--run-dir", tmp_path / "one", algorithm=sac)
+    assert not in_process(
+        *SAC.split(), "--num-devices", 1, "--run-dir", tmp_path / "one", algorithm=sac
+    )
     check_close(tmp_path / "two", tmp_path / "one", 200)
 
 
 def test_runs_go_on_with_as_many_processes_to_the_bit_and_with_one(tmp_path):
-    half, whole = 4 * STEPS, 8 * STEPS
+    half = 4 * STEPS
+    whole = 8 * STEPS
     words = *FLAGS.split(), "--total-timesteps", whole, "--checkpoint-interval", half
     words += "--stop-at-return", 1e9, "--eval-interval", half
     run_both(*words, "--run-dir", tmp_path / "two")
@@ -109,8 +116,11 @@ def test_runs_go_on_with_as_many_processes_to_the_bit_and_with_one(tmp_path):
 
 
 def test_a_signal_or_a_kill_at_one_process_ends_both(tmp_path):
-    """Of the second process within a save, of the first one in training; then the same command goes on, to the bit."""
-    whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
+    """Of the second process within a save, of the first one in training; then the same command goes
+    on, to the bit.
+    """
+    whole = tmp_path / "whole"
+    disturbed = tmp_path / "disturbed"
     first, second = start_both(*KILLED, "--run-dir", whole)
     read_until(first, "step ")
     wait_for_checkpoint(whole, after=8 * SAVED)
@@ -125,7 +135,9 @@ def test_a_signal_or_a_kill_at_one_process_ends_both(tmp_path):
         shutil.rmtree(disturbed / "checkpoints" / str(step))
     for victim in (1, 0):
         processes = start_both("--resume", disturbed)
-        wait_for_checkpoint(disturbed, after=checkpoint_steps(disturbed)[-1], unfinished=victim == 1)
+        wait_for_checkpoint(
+            disturbed, after=checkpoint_steps(disturbed)[-1], unfinished=victim == 1
+        )
         processes[victim].kill()
         codes, said = ends(processes)  # soon; without the first process JAX ends the others itself
         assert codes[victim] == -signal.SIGKILL and codes[1 - victim] in (1, -signal.SIGABRT), said
@@ -134,7 +146,8 @@ def test_a_signal_or_a_kill_at_one_process_ends_both(tmp_path):
     common = set(checkpoint_steps(whole)) & set(checkpoint_steps(disturbed))
     assert len(common) > 2
     for step in common:
-        ours, wanted = saved(disturbed, step), saved(whole, step)
+        ours = saved(disturbed, step)
+        wanted = saved(whole, step)
         assert ours.keys() == wanted.keys()
         assert all(np.array_equal(x, wanted[name]) for name, x in ours.items())
 
@@ -150,15 +163,21 @@ def wait_for_checkpoint(run_dir: Path, after: int, unfinished: bool = False) -> 
         time.sleep(0.001)
 
 
-ALONE = "SLURM_STEP_NODELIST=localhost SLURM_NTASKS=1 SLURM_STEP_NUM_NODES=1 SLURM_PROCID=0 SLURM_LOCALID=0"
+ALONE = (
+    "SLURM_STEP_NODELIST=localhost SLURM_NTASKS=1 SLURM_STEP_NUM_NODES=1 SLURM_PROCID=0 "
+    "SLURM_LOCALID=0"
+)
 
 
 def test_the_script_for_slurm_runs_a_job_in_slices_until_it_has_finished(tmp_path):
     """Its own text, with stand-ins for `srun` and `scontrol`, and a smaller run."""
-    (script,) = re.findall(r"```bash\n(#!/bin/bash.*?)```", (ROOT / "docs" / "scaling.md").read_text(), re.DOTALL)
+    (script,) = re.findall(
+        r"```bash\n(#!/bin/bash.*?)```", (ROOT / "docs" / "scaling.md").read_text(), re.DOTALL
+    )
     for old, new in {
         "RUN=runs/ant": f"RUN={tmp_path / 'run'}",
-        "--env brax:ant --num-envs 8192": f"{' '.join(FLAGS.split())} --num-devices 2 --total-timesteps {8 * STEPS}",
+        "--env brax:ant --num-envs 8192": f"{' '.join(FLAGS.split())} --num-devices 2 "
+        f"--total-timesteps {8 * STEPS}",
         "--max-seconds 13500": "--max-seconds 0.1",
         "python algos": f"{sys.executable} algos",
     }.items():
@@ -172,15 +191,27 @@ def test_the_script_for_slurm_runs_a_job_in_slices_until_it_has_finished(tmp_pat
     env = environment(PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_JOB_ID=str(os.getpid()))
     slices = 0
     while not (tmp_path / "run" / "DONE").exists() and slices < 3:
-        job = subprocess.run(["bash", tmp_path / "job.sh"], cwd=ROOT, env=env, capture_output=True, text=True)
+        job = subprocess.run(
+            ["bash", tmp_path / "job.sh"], cwd=ROOT, env=env, capture_output=True, text=True
+        )
         assert job.returncode == 0, job.stdout + job.stderr
         slices += 1
     assert read_result(tmp_path / "run")["env_steps"] == 8 * STEPS
-    assert slices > 1 and (tmp_path / "queued").read_text() == f"requeue {os.getpid()}\n" * (slices - 1)
+    assert slices > 1 and (tmp_path / "queued").read_text() == f"requeue {os.getpid()}\n" * (
+        slices - 1
+    )
 
 
 def test_x1_actors_of_two_processes_are_those_of_one_with_twice_the_devices(tmp_path):
-    words = *ACTORS.split(), "--env", "gymnasium:InvertedPendulum-v5", "--num-minibatches", 2, "--total-timesteps", 512
+    words = (
+        *ACTORS.split(),
+        "--env",
+        "gymnasium:InvertedPendulum-v5",
+        "--num-minibatches",
+        2,
+        "--total-timesteps",
+        512,
+    )
     words += "--log-interval", 128, "--quiet", "--log-info", "reward_survive", "reward_survive_last"
     run_both(*words, "--run-dir", tmp_path / "two", algorithm=appo)
     both = "--actor-devices", "0,1", "--learner-devices", "0,1"
@@ -193,14 +224,30 @@ def test_x1_actors_of_two_processes_are_those_of_one_with_twice_the_devices(tmp_
 
 
 def test_a_signal_stops_processes_with_actors_at_the_same_update(tmp_path):
-    words = *ACTORS.replace("--lockstep", "").split(), "--env", "gymnasium:Pendulum-v1", "--utd-ratio", 0.25
-    words += "--batch-size", 16, "--learning-starts", 64, "--buffer-size", 512, "--total-timesteps", 10**8
+    words = (
+        *ACTORS.replace("--lockstep", "").split(),
+        "--env",
+        "gymnasium:Pendulum-v1",
+        "--utd-ratio",
+        0.25,
+    )
+    words += (
+        "--batch-size",
+        16,
+        "--learning-starts",
+        64,
+        "--buffer-size",
+        512,
+        "--total-timesteps",
+        10**8,
+    )
     first, second = start_both(*words, "--log-interval", 1280, "--run-dir", tmp_path, algorithm=sac)
     read_until(first, "step ")
     second.send_signal(signal.SIGTERM)
     codes, said = ends([first, second])
     assert codes == [143, 143], said
-    result, row = read_result(tmp_path), read_rows(tmp_path)[-1]
+    result = read_result(tmp_path)
+    row = read_rows(tmp_path)[-1]
     steps = row["env_steps"]
     assert steps >= 1280
     assert checkpoint_steps(tmp_path) == [steps] == [result["env_steps"]]
@@ -269,11 +316,21 @@ def test_a_signal_between_the_meeting_and_the_run_is_not_lost():
 
 
 def check_close(run_dir: Path, other: Path, step: int) -> None:
-    """Both runs have saved the same state but for rounding, evaluated it alike and written as many rows."""
-    ours, others = saved(run_dir, step), saved(other, step)
+    """Both runs have saved the same state but for rounding, evaluated it alike and written as many
+    rows.
+    """
+    ours = saved(run_dir, step)
+    others = saved(other, step)
     assert ours.keys() == others.keys()
     close = [name for name in ours if name.startswith(("learner/", "run/", "actors/"))]
-    assert relative_difference({name: ours[name] for name in close}, {name: others[name] for name in close}) < 1e-4
-    assert [row["env_steps"] for row in read_rows(run_dir)] == [row["env_steps"] for row in read_rows(other)]
+    assert (
+        relative_difference(
+            {name: ours[name] for name in close}, {name: others[name] for name in close}
+        )
+        < 1e-4
+    )
+    assert [row["env_steps"] for row in read_rows(run_dir)] == [
+        row["env_steps"] for row in read_rows(other)
+    ]
     returns = [read_result(path)["eval/return_mean"] for path in (run_dir, other)]
     assert returns[0] == pytest.approx(returns[1], rel=1e-3)

@@ -22,13 +22,30 @@ from pmaprl.nets.returns import Returns
 
 
 def test_n_step_returns_end_with_the_episode_and_cross_the_ring_s_end():
-    rng, steps, gamma = np.random.default_rng(0), 17, 0.9
+    rng = np.random.default_rng(0)
+    steps = 17
+    gamma = 0.9
     reward, terminated, truncated = rng.normal(size=(steps, 3)), *(rng.random((2, steps, 3)) < 0.2)
-    obs, zero, no = 100 * np.arange(3) + np.arange(steps)[:, None], jnp.float32(0), jnp.bool_(False)
-    replay = new_replay(Transition(zero, jnp.int32(0), zero, no, zero, first=no), num_envs=3, capacity=7)
+    obs = 100 * np.arange(3) + np.arange(steps)[:, None]
+    zero = jnp.float32(0)
+    no = jnp.bool_(False)
+    replay = new_replay(
+        Transition(
+            obs=zero, action=jnp.int32(0), reward=zero, terminated=no, next_obs=zero, first=no
+        ),
+        num_envs=3,
+        capacity=7,
+    )
     for t in range(steps):
         first = (t == 0) | (terminated | truncated)[t - 1]
-        new = Transition(obs[t], obs[t], reward[t], terminated[t], obs[t] + 0.5, first=first)
+        new = Transition(
+            obs=obs[t],
+            action=obs[t],
+            reward=reward[t],
+            terminated=terminated[t],
+            next_obs=obs[t] + 0.5,
+            first=first,
+        )
         replay = replay.add(jax.tree.map(jnp.asarray, new))
     batch = replay.sample(jax.random.split(jax.random.key(0), 1), 300, 3, gamma)
     starts = set()
@@ -64,9 +81,14 @@ def probabilities(logits):
 
 
 def loss_by_hand(args, output, later, choosing, legal, reward, discount):
-    """The loss of one sample: `output` [Z] of its action, `later` [n, Z] and what chooses among those."""
-    support, count = np.linspace(args.v_min, args.v_max, args.num_atoms), args.num_atoms
-    means = probabilities(choosing) @ support if args.distribution == "c51" else choosing.mean(axis=-1)
+    """The loss of one sample: `output` [Z] of its action, `later` [n, Z] and what chooses among
+    those.
+    """
+    support = np.linspace(args.v_min, args.v_max, args.num_atoms)
+    count = args.num_atoms
+    means = (
+        probabilities(choosing) @ support if args.distribution == "c51" else choosing.mean(axis=-1)
+    )
     best = later[np.argmax(np.where(legal, means, -np.inf))]
     if args.distribution == "c51":
         wanted = projected(probabilities(best), reward + discount * support, support)
@@ -84,17 +106,36 @@ LOSSES += [("c51", {"num_atoms": 5, "v_min": -2.0, "v_max": 3.0})]
 
 @pytest.mark.parametrize(("distribution", "flags"), LOSSES, ids=str)
 def test_losses_are_those_of_the_papers(distribution, flags):
-    args = small_dqn_args(env="helpers:Fussy", distribution=distribution, **flags, dueling=True, hidden_sizes=(4,))
-    env, rng, size = make_env("Fussy"), np.random.default_rng(1), 6
-    algorithm, network = dqn.make_dqn(args, env.spec), dqn.QNetwork(args, env)
+    args = small_dqn_args(
+        env="helpers:Fussy", distribution=distribution, **flags, dueling=True, hidden_sizes=(4,)
+    )
+    env = make_env("Fussy")
+    rng = np.random.default_rng(1)
+    size = 6
+    algorithm = dqn.make_dqn(args, env.spec)
+    network = dqn.QNetwork(args, env)
     learner = algorithm.init(jax.random.key(0), hp_of(args))
-    learner = learner.replace(target_params=jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape), learner.params))
-    numbers, legal = rng.normal(size=(2, size, 2)).astype(np.float32), rng.random((2, size, 3)) < 0.6
+    learner = learner.replace(
+        target_params=jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape), learner.params)
+    )
+    numbers = rng.normal(size=(2, size, 2)).astype(np.float32)
+    legal = rng.random((2, size, 3)) < 0.6
     legal[..., 0] |= ~legal.any(axis=-1)
-    obs, next_obs = ({"obs": x, "action_mask": mask} for x, mask in zip(numbers, legal, strict=True))
-    terminated, discount = np.arange(size) % 3 == 0, np.linspace(0.7, 0.9, size, dtype=np.float32)
-    action, reward = rng.integers(0, 3, size, dtype=np.int32), rng.normal(size=size).astype(np.float32)
-    batch = Transition(obs, action, reward, terminated, next_obs, discount=discount)
+    obs, next_obs = (
+        {"obs": x, "action_mask": mask} for x, mask in zip(numbers, legal, strict=True)
+    )
+    terminated = np.arange(size) % 3 == 0
+    discount = np.linspace(0.7, 0.9, size, dtype=np.float32)
+    action = rng.integers(0, 3, size, dtype=np.int32)
+    reward = rng.normal(size=size).astype(np.float32)
+    batch = Transition(
+        obs=obs,
+        action=action,
+        reward=reward,
+        terminated=terminated,
+        next_obs=next_obs,
+        discount=discount,
+    )
     output, later = (np.float64(network.apply(learner.params, x)) for x in (obs, next_obs))
     later_by_target = np.float64(network.apply(learner.target_params, next_obs))
     choosing = later if args.double else later_by_target
@@ -102,29 +143,52 @@ def test_losses_are_those_of_the_papers(distribution, flags):
     hp = hp_of(args, epsilon=0.3, tau=0.25)
     for number, tau in ((args.target_frequency + 1, 0.0), (args.target_frequency, 0.25)):
         now = Now(hp, jnp.int32(number))
-        updated = over_devices(lambda batch, now=now: algorithm.update(learner, batch, now), 1, batch)
+        updated = over_devices(
+            lambda batch, now=now: algorithm.update(learner, batch, now), 1, batch
+        )
         after, metrics = jax.tree.map(lambda x: x[0], updated)
-        mixed = jax.tree.map(lambda old, new, tau=tau: old + tau * (new - old), learner.target_params, after.params)
+        mixed = jax.tree.map(
+            lambda old, new, tau=tau: old + tau * (new - old), learner.target_params, after.params
+        )
         assert relative_difference(after.target_params, mixed) < 1e-6
-    rows = zip(output, action, later_by_target, choosing, legal[1], reward, ~terminated * discount, strict=True)
+    rows = zip(
+        output,
+        action,
+        later_by_target,
+        choosing,
+        legal[1],
+        reward,
+        ~terminated * discount,
+        strict=True,
+    )
     losses = [loss_by_hand(args, output[action], *more) for output, action, *more in rows]
     assert metrics["loss/q"] == pytest.approx(np.mean(losses), rel=1e-5)
     assert after.epsilon == pytest.approx(0.3)
 
 
 class Lab(host_helpers.Lab):
-    """DQN beside actors of four environments with three actions, of whose rollouts every step is valid."""
+    """DQN beside actors of four environments with three actions, of whose rollouts every step is
+    valid.
+    """
 
     def __init__(self, **flags):
-        sizes = {"envs_per_actor": 4, "batch_size": 16, "learning_starts": 32, "total_timesteps": 640}
+        sizes = {
+            "envs_per_actor": 4,
+            "batch_size": 16,
+            "learning_starts": 32,
+            "total_timesteps": 640,
+        }
         super().__init__(dqn, dqn.Args(**host_helpers.SMALL | sizes | flags))
 
 
 def test_learning_waits_until_every_group_of_rings_has_something_to_draw():
-    """One environment has reset itself all the time, and two steps are none of three: the others have enough."""
+    """One environment has reset itself all the time, and two steps are none of three: the others
+    have enough.
+    """
     lab = Lab(n_steps=3, learning_starts=24)
     state = jax.jit(jax.vmap(lab.driver.init, axis_name=AXIS))(jnp.zeros(1, int))
-    obs, taken = np.zeros((9, 4, 2), np.float32), np.zeros((8, 4), np.int32)
+    obs = np.zeros((9, 4, 2), np.float32)
+    taken = np.zeros((8, 4), np.int32)
     whole = host_helpers.made_up(1, obs, valid=1.1, action=taken, extras=taken)
     short = whole._replace(valid=whole.valid & ((np.arange(4) != 1) | (np.arange(8)[:, None] < 2)))
     updates = []
@@ -134,12 +198,20 @@ def test_learning_waits_until_every_group_of_rings_has_something_to_draw():
     assert updates == [0, 64], "what was due before is not made up for"
 
 
-def test_the_share_of_returns_beyond_the_atoms_of_c51_is_measured_and_warned_of_once(tmp_path, capsys):
+def test_the_share_of_returns_beyond_the_atoms_of_c51_is_measured_and_warned_of_once(
+    tmp_path, capsys
+):
     atoms = jnp.array([[-3.0, 0.0, 2.0, 2.1], [-2.0, -1.0, 1.0, 2.0]])
     logits = jnp.log(jnp.array([[0.1, 0.2, 0.3, 0.4]] * 2))
-    returns = Returns(atoms, logits, -2.0, 2.0)
+    returns = Returns(atoms=atoms, logits=logits, low=-2.0, high=2.0)
     np.testing.assert_allclose(returns.outside(), [0.5, 0.0], rtol=1e-6)
-    flags = {"distribution": "c51", "v_min": -1.0, "v_max": 2.0, "hidden_sizes": (4,), "total_timesteps": 20 * 16}
+    flags = {
+        "distribution": "c51",
+        "v_min": -1.0,
+        "v_max": 2.0,
+        "hidden_sizes": (4,),
+        "total_timesteps": 20 * 16,
+    }
     dqn.train(small_dqn_args(**flags, env="helpers:Toy", log_interval=64, run_dir=str(tmp_path)))
     shares = [row["q/outside"] for row in metric_rows(tmp_path) if row.get("q/outside") is not None]
     assert len(shares) > 3 and min(shares) > 0.2
@@ -148,18 +220,26 @@ def test_the_share_of_returns_beyond_the_atoms_of_c51_is_measured_and_warned_of_
 
 def test_actors_explore_with_the_learner_s_epsilon_and_rollouts_are_not_continued():
     lab = Lab(n_steps=2)
-    driver, args = lab.driver, lab.args
+    driver = lab.driver
+    args = lab.args
     learner, run = driver.begin(*jax.random.split(jax.random.key(0)))
     seen = at_start(jnp.ones((3000, 2)))
     best = dqn.make_dqn(args, lab.spec).act(learner, seen.obs[:1])
     for epsilon in 0.0, 0.3:
-        published = driver.publish(learner.replace(epsilon=jnp.float32(epsilon)), run.replace(env_steps=jnp.int32(640)))
-        action, *_ = driver.act_on_host(published, (), jax.random.key_data(jax.random.key(1)), jnp.uint32(0), seen)
+        published = driver.publish(
+            learner.replace(epsilon=jnp.float32(epsilon)), run.replace(env_steps=jnp.int32(640))
+        )
+        action, *_ = driver.act_on_host(
+            published, (), jax.random.key_data(jax.random.key(1)), jnp.uint32(0), seen
+        )
         assert jnp.mean(action != best) == pytest.approx(epsilon * 2 / 3, abs=0.03)
     ends = np.arange(8)[:, None] == [2, 5, 7, 9]  # the last goes on
-    obs, taken = np.zeros((9, 4, 2), np.float32), {"action": ends, "extras": ends}
+    obs = np.zeros((9, 4, 2), np.float32)
+    taken = {"action": ends, "extras": ends}
     own_step = host_helpers.made_up(1, obs, **taken)._replace(valid=~ends)  # reset in that row
-    in_step = host_helpers.made_up(1, obs, **taken | {"terminated": ends, "truncated": ends, "final_obs": obs[1:]})
+    in_step = host_helpers.made_up(
+        1, obs, **taken | {"terminated": ends, "truncated": ends, "final_obs": obs[1:]}
+    )
     for rollout in own_step, in_step:
         first = transitions_of(rollout, with_first=True).first
         np.testing.assert_array_equal(first, np.concatenate([np.ones((1, 4), bool), ends[:-1]]))
@@ -171,5 +251,6 @@ def test_a_default_that_does_not_fit_the_observations_is_left_off_and_said():
     check_spaces(args, env)
     assert "--normalize-obs" in " ".join(defaults_left_off(args, env).values())
     assert defaults_left_off(args, make("CartPole-v1").spec) == {}
-    with pytest.raises(UsageError, match="normalize-obs"):  # it is no default of PPO, so somebody has asked for it
+    # It is no default of PPO, so somebody has asked for it
+    with pytest.raises(UsageError, match="normalize-obs"):
         check_spaces(ppo.Args(env="FrozenLake-misc", normalize_obs=True), env)

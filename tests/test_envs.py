@@ -13,7 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import Endings, KeyInState, Pusher, make_env, over_devices, same_bits, small_args, train
+from helpers import (
+    Endings,
+    KeyInState,
+    Pusher,
+    make_env,
+    over_devices,
+    same_bits,
+    small_args,
+    train,
+)
 
 from pmaprl.actors.actor import inspect_env
 from pmaprl.cli.errors import UsageError
@@ -30,14 +39,19 @@ from pmaprl.envs.variation import run_env
 from pmaprl.nets.distributions import encode_action
 
 OFFLINE_IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]
-KINDS = "CartPole-v1", "Pendulum-v1", "FrozenLake-misc", "Catch-bsuite", "SpaceInvaders-MinAtar"  # of spaces and suites
-IDS = [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in OFFLINE_IDS]
+# Of spaces and suites
+KINDS = "CartPole-v1", "Pendulum-v1", "FrozenLake-misc", "Catch-bsuite", "SpaceInvaders-MinAtar"
+IDS = [
+    name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in OFFLINE_IDS
+]
 
 
 @pytest.mark.parametrize("name", IDS)
 def test_gymnax_id_steps_through_episodes(name):
     """Two of them in each environment at least, whose states can be saved."""
-    num_envs, steps, env = 4, 40, make(name, '{"max_steps_in_episode": 20}')
+    num_envs = 4
+    steps = 40
+    env = make(name, '{"max_steps_in_episode": 20}')
 
     def step(states, keys):
         actions = jax.vmap(lambda key: spaces.sample(key, env.action_space))(keys)
@@ -52,7 +66,9 @@ def test_gymnax_id_steps_through_episodes(name):
     host = jax.device_get(key_data(states))
     assert same_bits(unflatten(flatten(host), host), host)
     assert np.isfinite(reward).all()
-    for (_, space), leaf in zip(spaces.leaves(env.observation_space), jax.tree.leaves(obs), strict=True):
+    for (_, space), leaf in zip(
+        spaces.leaves(env.observation_space), jax.tree.leaves(obs), strict=True
+    ):
         assert leaf.shape == (steps, num_envs, *space.shape)
         assert np.isfinite(leaf).all()
     for ends in over.T:
@@ -88,9 +104,14 @@ def test_names_are_refused_with_the_nearest_one_or_with_what_makes_it():
 def test_encoding_of_observations():
     one_hot = spaces.encode(jnp.array([2, 0]), spaces.Discrete(3))
     np.testing.assert_array_equal(one_hot, [[0, 0, 1], [1, 0, 0]])
-    np.testing.assert_array_equal(spaces.encode(jnp.array([[1, 2]]), spaces.MultiDiscrete((2, 3))), [[0, 1, 0, 0, 1]])
+    np.testing.assert_array_equal(
+        spaces.encode(jnp.array([[1, 2]]), spaces.MultiDiscrete((2, 3))), [[0, 1, 0, 0, 1]]
+    )
     image = spaces.Box(np.zeros((2, 2, 1)), np.full((2, 2, 1), 255), (2, 2, 1))
-    assert spaces.encode(jnp.full((5, 2, 2, 1), 255, jnp.uint8), image).tolist() == np.ones((5, 2, 2, 1)).tolist()
+    assert (
+        spaces.encode(jnp.full((5, 2, 2, 1), 255, jnp.uint8), image).tolist()
+        == np.ones((5, 2, 2, 1)).tolist()
+    )
     matrix = spaces.Box(np.zeros((2, 3)), np.ones((2, 3)), (2, 3))
     assert spaces.encode(jnp.ones((4, 5, 2, 3), bool), matrix).shape == (4, 5, 6)
 
@@ -101,7 +122,10 @@ def test_choices_of_any_shape_are_a_vector_to_networks_and_keep_their_shape_else
     assert spaces.sample(jax.random.key(0), space).shape == (2, 1)
     assert spaces.encode(jnp.array([[[1], [2]]]), space).tolist() == [[0, 1, 0, 0, 1]]
     assert encode_action(jnp.array([[1, 2]]), space).tolist() == [[0, 1, 0, 0, 1]]
-    assert spaces.clip(np.array([[1, 2], [0, 1]]), space, (2,), np).tolist() == [[[1], [2]], [[0], [1]]]
+    assert spaces.clip(np.array([[1, 2], [0, 1]]), space, (2,), np).tolist() == [
+        [[1], [2]],
+        [[0], [1]],
+    ]
     assert str(space) != str(spaces.MultiDiscrete((2, 3)))
 
 
@@ -141,7 +165,10 @@ def test_bounds_of_actions_are_the_outermost_numbers_of_32_bits_within_them(low,
 
 @pytest.mark.parametrize("kind", ["action space", "observation space"])
 def test_choices_that_do_not_start_at_0_are_refused(kind):
-    for space in (gymnasium.spaces.Discrete(3, start=1), gymnasium.spaces.MultiDiscrete([2, 2], start=[0, -1])):
+    for space in (
+        gymnasium.spaces.Discrete(3, start=1),
+        gymnasium.spaces.MultiDiscrete([2, 2], start=[0, -1]),
+    ):
         with pytest.raises(ValueError, match="start"):
             spaces.convert({"part": space}, kind)
 
@@ -185,7 +212,9 @@ def test_names_of_parts_that_are_no_strings_are_refused():
 
 
 def test_actions_of_narrow_floats_are_not_rounded_to_whole_numbers():
-    space = spaces.convert(SimpleNamespace(low=-1, high=1, shape=(1,), dtype=np.dtype(jnp.bfloat16)), "action space")
+    space = spaces.convert(
+        SimpleNamespace(low=-1, high=1, shape=(1,), dtype=np.dtype(jnp.bfloat16)), "action space"
+    )
     for numpy in (jnp, np):
         found = spaces.clip(numpy.array([[0.25]], np.float32), space, (1,), numpy)
         assert found.dtype == jnp.bfloat16 and float(found[0, 0]) == 0.25
@@ -193,9 +222,16 @@ def test_actions_of_narrow_floats_are_not_rounded_to_whole_numbers():
 
 def test_bounds_of_observations_that_rule_out_nothing_stay_so_in_a_file():
     bounds = np.array([np.nan, np.inf, -np.inf, -1.0])
-    space = spaces.convert(SimpleNamespace(low=bounds, high=-bounds, shape=(4,)), "observation space")
+    space = spaces.convert(
+        SimpleNamespace(low=bounds, high=-bounds, shape=(4,)), "observation space"
+    )
     assert space.low.tolist() == [-np.inf] * 3 + [-1] and space.high.tolist() == [np.inf] * 3 + [1]
-    spec = EnvSpec("Wide-v0", space, np.dtype(np.float32), spaces.Discrete(2))
+    spec = EnvSpec(
+        name="Wide-v0",
+        observation_space=space,
+        obs_dtype=np.dtype(np.float32),
+        action_space=spaces.Discrete(2),
+    )
     stored = EnvSpec.from_json(spec.to_json()).observation_space
     assert stored.low.tolist() == space.low.tolist() and stored.high.tolist() == space.high.tolist()
 
@@ -209,7 +245,9 @@ def test_whole_actions_reach_an_environment_on_the_devices_as_such():
             return action
 
     env = wrap(Gears())
-    step = jax.vmap(lambda action: env.step(jax.random.key(0), env.reset(jax.random.key(1))[1], action).reward)
+    step = jax.vmap(
+        lambda action: env.step(jax.random.key(0), env.reset(jax.random.key(1))[1], action).reward
+    )
     assert step(jnp.array([[-9.0], [-0.6], [0.4], [2.9], [9.0]])).tolist() == [-2, -1, 0, 3, 3]
 
 
@@ -233,7 +271,9 @@ def test_bytes_become_0_to_1_by_their_bounds(low, high, wanted):
 
 def test_a_flag_says_what_the_largest_byte_is_for_networks_on_the_device_and_on_the_host():
     on_device = run_env(small_args(byte_max=20), make("helpers:Parts")).spec
-    on_host = inspect_env(appo.Args(env="gymnasium:host_toys:ImageToy-v0", vectorization="sync", byte_max=20)).spec
+    on_host = inspect_env(
+        appo.Args(env="gymnasium:host_toys:ImageToy-v0", vectorization="sync", byte_max=20)
+    ).spec
     pictures = on_device.observation_space["picture"], on_host.observation_space
     for space in pictures:
         assert spaces.encode(jnp.full((1, *space.shape), 10, jnp.uint8), space).max() == 0.5
@@ -250,7 +290,12 @@ def test_bounds_of_bytes_outlive_another_shape_and_impossible_numbers():
 
 def test_the_header_names_bytes_that_may_be_codes():
     def spec(shape, high, dtype=np.uint8):
-        return spaces.EnvSpec("E", {"part": spaces.box(shape, 0, high)}, {"part": np.dtype(dtype)}, spaces.Discrete(2))
+        return spaces.EnvSpec(
+            name="E",
+            observation_space={"part": spaces.box(shape, 0, high)},
+            obs_dtype={"part": np.dtype(dtype)},
+            action_space=spaces.Discrete(2),
+        )
 
     may_be_codes = [((4,), 255), ((7, 7, 3), 255), ((4,), np.inf)]
     for shape, high in may_be_codes:
@@ -264,10 +309,14 @@ def test_the_header_names_bytes_that_may_be_codes():
 @pytest.mark.slow
 def test_an_environment_with_a_typed_key_in_its_state_trains_and_moves_between_devices(tmp_path):
     env = wrap(KeyInState())
-    args = small_args(hidden_sizes=(4,), total_timesteps=128, num_seeds=2, run_dir=str(tmp_path / "run"))
+    args = small_args(
+        hidden_sizes=(4,), total_timesteps=128, num_seeds=2, run_dir=str(tmp_path / "run")
+    )
     old, wanted = (helpers.init_over(args, env, count)() for count in (2, 4))
     moved = to_devices(to_host(old), jax.eval_shape(lambda state: state, wanted), jax.devices()[:4])
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), moved) == jax.tree.map(lambda x: (x.shape, x.dtype), wanted)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), moved) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), wanted
+    )
     assert same_bits(key_data(moved), key_data(wanted)), "the same environments on each device"
     assert train(args, env).status == "finished"
 
@@ -285,18 +334,24 @@ def test_box_actions_of_any_shape_reach_the_environment_and_have_one_log_prob(sh
     actor = helpers.ppo.Actor(small_args(), env.spec)
     obs, state = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 5))
     policy, _ = actor.apply(actor.init(jax.random.key(1), obs), obs)
-    noise = jax.vmap(lambda key: action_noise(key, env.action_space))(jax.random.split(jax.random.key(2), 5))
+    noise = jax.vmap(lambda key: action_noise(key, env.action_space))(
+        jax.random.split(jax.random.key(2), 5)
+    )
     action = policy.sample(noise)
     size = int(np.prod(shape))
     assert policy.log_prob(action).shape == policy.entropy().shape == (5,)
     np.testing.assert_allclose(policy.entropy(), size * 0.5 * (1 + np.log(2 * np.pi)), rtol=1e-5)
     reward = jax.vmap(env.step)(jax.random.split(jax.random.key(3), 5), state, action).reward
-    np.testing.assert_allclose(reward, np.clip(action, -1, 0.5).reshape(5, -1).sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(
+        reward, np.clip(action, -1, 0.5).reshape(5, -1).sum(axis=1), rtol=1e-5
+    )
 
 
 def test_environments_are_listed(capsys):
     list_envs(SUITES, "all")
-    assert {"CartPole-v1", "brax:ant", "pgx:chess", "gymnasium:CartPole-v1"} <= set(capsys.readouterr().out.split())
+    assert {"CartPole-v1", "brax:ant", "pgx:chess", "gymnasium:CartPole-v1"} <= set(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_the_command_that_installs_what_is_missing_is_named(monkeypatch):
@@ -305,11 +360,14 @@ def test_the_command_that_installs_what_is_missing_is_named(monkeypatch):
         make_host("gymnasium:ALE/Pong-v5", 1, 0, vectorization="sync")
 
 
-ENVS, STEPS = 12, 40
+ENVS = 12
+STEPS = 40
 
 
 def unrolled(env: Env, step) -> tuple:
-    """What `step(keys, states, actions)` returns over some steps, [T, N, ...], and the last states."""
+    """What `step(keys, states, actions)` returns over some steps, [T, N, ...], and the last
+    states.
+    """
     act = jax.vmap(lambda key: spaces.sample(key, env.action_space))
 
     def one(states, key):
@@ -325,7 +383,8 @@ def unrolled(env: Env, step) -> tuple:
 def test_environments_begin_anew_as_if_each_step_had_a_reset_in_it(name):
     env = make_env(name)
     (states, ours), (wanted_states, wanted) = (
-        unrolled(env, step) for step in (lambda *inputs: step_envs(env, *inputs), jax.vmap(env.step))
+        unrolled(env, step)
+        for step in (lambda *inputs: step_envs(env, *inputs), jax.vmap(env.step))
     )
     assert (ours.terminated | ours.truncated).sum() > ENVS
     same = partial(np.testing.assert_allclose, atol=1e-6)
@@ -410,7 +469,9 @@ def test_types_that_a_step_would_cut_to_those_of_a_reset_are_refused(begun, then
                 wrap(kind())
 
 
-@pytest.mark.parametrize("value", [np.int64(3_000_000_000), np.uint64(2**40), np.float64(1e300)], ids=str)
+@pytest.mark.parametrize(
+    "value", [np.int64(3_000_000_000), np.uint64(2**40), np.float64(1e300)], ids=str
+)
 @pytest.mark.parametrize("part", ["reward", "state", "obs"])
 def test_numbers_of_64_bits_are_kept_or_refused(value, part):
     class Large(Pusher):
@@ -511,15 +572,21 @@ class Counted(Endings):
 
 
 def test_episodes_begin_from_starts_that_are_the_same_on_any_number_of_devices():
-    env, count = make_env("CartPole-v1"), 6
-    starts, others = (over_devices(lambda: new_starts(env, jax.random.key(7), count), devices) for devices in (1, 4))
+    env = make_env("CartPole-v1")
+    count = 6
+    starts, others = (
+        over_devices(lambda: new_starts(env, jax.random.key(7), count), devices)
+        for devices in (1, 4)
+    )
     starts, others = (jax.tree.map(lambda x: x[-1], of_devices) for of_devices in (starts, others))
     assert same_bits(starts, others)
     _, out = unrolled(env, lambda *inputs: step_envs(env, *inputs, starts))
     over = np.array(out.terminated | out.truncated)
     begun = np.array(out.obs)[over]
     which = [np.flatnonzero((np.array(starts[0]) == obs).all(axis=1)).tolist() for obs in begun]
-    assert set(map(tuple, which)) == {(start,) for start in range(count)}, "each of them, and nothing else"
+    assert set(map(tuple, which)) == {(start,) for start in range(count)}, (
+        "each of them, and nothing else"
+    )
     np.testing.assert_array_equal(np.array(out.obs)[~over], np.array(out.final_obs)[~over])
 
 
@@ -528,7 +595,9 @@ def test_only_environments_whose_episodes_ended_compute_a_reset():
     _, out = jax.block_until_ready(unrolled(env, lambda *inputs: step_envs(env, *inputs)))
     jax.effects_barrier()
     ended = np.sum(out.terminated | out.truncated, axis=1)
-    assert Counted.resets - 1 == sum(-(-ended // 3)), "three at a time, the root of twelve; and all of them at first"
+    assert Counted.resets - 1 == sum(-(-ended // 3)), (
+        "three at a time, the root of twelve; and all of them at first"
+    )
 
 
 @pytest.mark.parametrize(("byte", "in_bounds"), [(0, False), (1, True), (5, True), (6, False)])

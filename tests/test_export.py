@@ -1,4 +1,6 @@
-"""`common/pmaprl/export.py` and `common/pmaprl/play.py`: policies that leave the repository, and policies at play."""
+"""`common/pmaprl/export.py` and `common/pmaprl/play.py`: policies that leave the repository, and
+policies at play.
+"""
 
 import json
 import re
@@ -29,7 +31,9 @@ DOCS = (ROOT / "docs" / "using-a-policy.md").read_text()
 
 def observations(policy, size: int) -> Any:
     rng = np.random.default_rng(size)
-    return jax.tree.map(lambda x: np.abs(rng.normal(0, 2, (size, *x.shape))).astype(x.dtype), policy.env.obs_like)
+    return jax.tree.map(
+        lambda x: np.abs(rng.normal(0, 2, (size, *x.shape))).astype(x.dtype), policy.env.obs_like
+    )
 
 
 def assert_same_actions(ours: Any, theirs: Any, atol: float) -> None:
@@ -45,7 +49,13 @@ def snippet(kind: str) -> str:
 @pytest.mark.parametrize("name", ["normalised", "parts", "sac"])
 def test_an_exported_policy_acts_like_the_loaded_one_for_every_batch_size(trained, tmp_path, name):
     out = tmp_path / "p.stablehlo"
-    assert exit_code(pmaprl.export.export, parse(pmaprl.export.Args, [str(trained(name)[0]), "--out", str(out)])) == 0
+    assert (
+        exit_code(
+            pmaprl.export.export,
+            parse(pmaprl.export.Args, [str(trained(name)[0]), "--out", str(out)]),
+        )
+        == 0
+    )
     exported = jax.export.deserialize(bytearray(out.read_bytes()))
     assert set(exported.platforms) == {"cpu", "cuda"}
     policy = load_policy(trained(name)[0])
@@ -79,7 +89,7 @@ def scoring_policy(weights: Any) -> Policy:
     env = EnvSpec("Scores-v0", *spaces)
     config = {"args": {"env": "Scores-v0", "env_params": ""}, "algorithm": "scores"}
     algorithm = OffPolicy(init=None, explore=None, update=None, act=act, observe=None)
-    return Policy(algorithm, Scores(weights), env, step=0, config=config)
+    return Policy(algorithm=algorithm, learner=Scores(weights), env=env, step=0, config=config)
 
 
 def export_instead(monkeypatch: Any, other: Policy) -> None:
@@ -91,7 +101,8 @@ def export_instead(monkeypatch: Any, other: Policy) -> None:
 def test_rounding_decides_between_equal_actions_and_nothing_else(tmp_path, monkeypatch):
     weights = np.random.default_rng(0).normal(size=(3, 4))
     weights[:, 1] = weights[:, 0]
-    policy, out = scoring_policy(weights), tmp_path / "p.stablehlo"
+    policy = scoring_policy(weights)
+    out = tmp_path / "p.stablehlo"
     export_instead(monkeypatch, scoring_policy(weights + [0, 1e-7, 0, 0]))
     _, checked = pmaprl.export.export_policy(policy, out)
     assert checked.varied
@@ -170,7 +181,12 @@ def test_random_observations_are_legal_and_typed():
     stats = dict.fromkeys(space) | {"inner": (None, None)}
     stats["wide"] = running_stats((2,)).replace(mean=jnp.array([1e4, 0.0]))
     stats["/arm/left"] = running_stats((2,)).replace(mean=jnp.array([-1e4, 0.0]))
-    env = EnvSpec("Parts-v0", space, jax.tree.map(np.dtype, dtypes), actions)
+    env = EnvSpec(
+        name="Parts-v0",
+        observation_space=space,
+        obs_dtype=jax.tree.map(np.dtype, dtypes),
+        action_space=actions,
+    )
     policy = SimpleNamespace(env=env, obs_stats=stats)
     obs = random_observations(policy, np.random.default_rng(0), 200)
     assert jax.tree.map(lambda x: str(x.dtype), obs) == dtypes
@@ -188,12 +204,15 @@ def test_onnx(trained, tmp_path, monkeypatch, name):
     pytest.importorskip("jax2onnx")
     import onnxruntime
 
-    policy, out = load_policy(trained(name)[0], seed=int(name == "normalised")), tmp_path / "policy.onnx"
+    policy = load_policy(trained(name)[0], seed=int(name == "normalised"))
+    out = tmp_path / "policy.onnx"
     pmaprl.export.export_policy(policy, out)
     session = onnxruntime.InferenceSession(str(out))
     for size in (1, 7):
         obs = observations(policy, size)
-        assert_same_actions(session.run(None, pmaprl.export.by_name({"obs": obs})), policy(obs), atol=1e-5)
+        assert_same_actions(
+            session.run(None, pmaprl.export.by_name({"obs": obs})), policy(obs), atol=1e-5
+        )
     if name == "normalised":
         monkeypatch.chdir(tmp_path)
         here = {}
@@ -202,23 +221,34 @@ def test_onnx(trained, tmp_path, monkeypatch, name):
 
 
 @pytest.mark.parametrize("kind", ["stablehlo", pytest.param("onnx", marks=pytest.mark.slow)])
-def test_an_exported_policy_with_memory_acts_like_the_loaded_one_step_by_step(trained, tmp_path, kind):
-    policy, out = load_policy(trained("memory")[0]), tmp_path / f"p.{kind}"
+def test_an_exported_policy_with_memory_acts_like_the_loaded_one_step_by_step(
+    trained, tmp_path, kind
+):
+    policy = load_policy(trained("memory")[0])
+    out = tmp_path / f"p.{kind}"
     if kind == "onnx":
         pytest.importorskip("jax2onnx")
     pmaprl.export.export_policy(policy, out)
     inputs = json.loads((tmp_path / f"p.{kind}.json").read_text())["inputs"]
-    memory = {name: np.zeros((2, *x["shape"][1:]), x["dtype"]) for name, x in inputs.items() if "memory" in name}
-    own, rng = policy.initial_memory(2), np.random.default_rng(0)
+    memory = {
+        name: np.zeros((2, *x["shape"][1:]), x["dtype"])
+        for name, x in inputs.items()
+        if "memory" in name
+    }
+    own = policy.initial_memory(2)
+    rng = np.random.default_rng(0)
     for step in range(6):
-        first, reward = np.array([step == 0, step in (0, 3)]), rng.normal(size=2).astype(np.float32)
+        first = np.array([step == 0, step in (0, 3)])
+        reward = rng.normal(size=2).astype(np.float32)
         obs = observations(policy, 2) + step
         expected, own = policy(obs, own, first, reward=reward)
         if kind == "onnx":
             import onnxruntime
 
             session = onnxruntime.InferenceSession(str(out))
-            action, *left = session.run(None, memory | {"obs": obs, "first": first, "reward": reward})
+            action, *left = session.run(
+                None, memory | {"obs": obs, "first": first, "reward": reward}
+            )
             memory = dict(zip(memory, left, strict=True))
         else:
             call = jax.export.deserialize(bytearray(out.read_bytes())).call
@@ -232,7 +262,9 @@ def test_an_exported_policy_with_memory_acts_like_the_loaded_one_step_by_step(tr
 @pytest.mark.slow
 def test_the_documented_lines_load_it_without_the_repository(trained, tmp_path):
     out = tmp_path / "policy.stablehlo"
-    exit_code(pmaprl.export.export, pmaprl.export.Args(run=str(trained("normalised")[0]), out=str(out)))
+    exit_code(
+        pmaprl.export.export, pmaprl.export.Args(run=str(trained("normalised")[0]), out=str(out))
+    )
     policy = load_policy(trained("normalised")[0])
     obs = observations(policy, 5)
     np.save(tmp_path / "obs.npy", obs)

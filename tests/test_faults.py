@@ -1,4 +1,6 @@
-"""Faults: kill -9, signals, broken numbers, exceptions, a full disk, damaged checkpoints: nothing saved is lost."""
+"""Faults: kill -9, signals, broken numbers, exceptions, a full disk, damaged checkpoints: nothing
+saved is lost.
+"""
 
 import errno
 import gc
@@ -52,7 +54,11 @@ def wait_until(process: subprocess.Popen, happened: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-COMMANDS = {"algorithm": [ppo.__file__], "play": ["-m", "pmaprl.play", "runs/a"], "plot": ["-m", "pmaprl.plot", "a"]}
+COMMANDS = {
+    "algorithm": [ppo.__file__],
+    "play": ["-m", "pmaprl.play", "runs/a"],
+    "plot": ["-m", "pmaprl.plot", "a"],
+}
 
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
@@ -71,7 +77,8 @@ def test_a_program_that_imports_an_algorithm_keeps_its_interrupts(tmp_path):
     """Also one that is interrupted meanwhile."""
     (tmp_path / "program.py").write_text(
         "import signal, sys\n"
-        "try:\n    import pmaprl.algos.ppo_pmap\nexcept KeyboardInterrupt:\n    print('interrupted')\n"
+        "try:\n    import pmaprl.algos.ppo_pmap\nexcept KeyboardInterrupt:\n    "
+        "print('interrupted')\n"
         "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     )
     path = str(ROOT / "common")
@@ -82,14 +89,26 @@ def test_a_program_that_imports_an_algorithm_keeps_its_interrupts(tmp_path):
 
 @pytest.mark.slow
 def test_kills_change_nothing(tmp_path):
-    """kill -9 after a save and within one, and once while it starts; then the end is as if undisturbed.
+    """kill -9 after a save and within one, and once while it starts; then the end is as if
+    undisturbed.
 
-    Between its chunks the run that is killed rests, so that it is not over before, however busy the machine is.
+    Between its chunks the run that is killed rests, so that it is not over before, however busy the
+    machine is.
     """
-    flags = [*SMALL, "--total-timesteps", 20 * STEPS, "--checkpoint-interval", STEPS, "--log-interval", STEPS]
-    whole, run_dir = tmp_path / "whole", tmp_path / "run"
+    flags = [
+        *SMALL,
+        "--total-timesteps",
+        20 * STEPS,
+        "--checkpoint-interval",
+        STEPS,
+        "--log-interval",
+        STEPS,
+    ]
+    whole = tmp_path / "whole"
+    run_dir = tmp_path / "run"
     assert in_process(*flags, "--quiet", "--run-dir", whole) == 0
-    words, reached = [*flags, "--quiet", "--run-dir", "run"], [0]
+    words = [*flags, "--quiet", "--run-dir", "run"]
+    reached = [0]
     for kill in range(3):
         process = start_script(SLOWED, ppo.__file__, *words, script="-c", cwd=tmp_path)
         if kill == 2:
@@ -107,13 +126,23 @@ def test_kills_change_nothing(tmp_path):
     assert reached == sorted(reached), "a kill lost a checkpoint"
     assert in_process("--resume", run_dir, "--quiet") == 0
     assert read_result(run_dir)["state_sha256"] == read_result(whole)["state_sha256"]
-    assert [row["env_steps"] for row in read_rows(run_dir)] == [row["env_steps"] for row in read_rows(whole)]
+    assert [row["env_steps"] for row in read_rows(run_dir)] == [
+        row["env_steps"] for row in read_rows(whole)
+    ]
 
 
 @pytest.mark.slow
 def test_a_signal_saves_and_exits_and_a_second_one_exits_at_once(tmp_path):
     """The second in the middle of a chunk that takes minutes."""
-    words = [*SMALL, "--total-timesteps", 10_000 * TOTAL, "--log-interval", STEPS, "--run-dir", "run"]
+    words = [
+        *SMALL,
+        "--total-timesteps",
+        10_000 * TOTAL,
+        "--log-interval",
+        STEPS,
+        "--run-dir",
+        "run",
+    ]
     process = start_script(*words, cwd=tmp_path)
     read_until(process, "step ")
     process.send_signal(signal.SIGTERM)
@@ -122,7 +151,11 @@ def test_a_signal_saves_and_exits_and_a_second_one_exits_at_once(tmp_path):
     assert "Traceback" not in output and "--resume run" in output
     result = read_result(tmp_path / "run")
     assert result["status"] == "interrupted"
-    assert checkpoint_steps(tmp_path / "run") == [result["env_steps"]] == [int(Path(result["checkpoint"]).name)]
+    assert (
+        checkpoint_steps(tmp_path / "run")
+        == [result["env_steps"]]
+        == [int(Path(result["checkpoint"]).name)]
+    )
     assert not (tmp_path / "run" / "DONE").exists()
     process = start_script("--resume", "run", "--log-interval", 10**9, cwd=tmp_path)
     try:
@@ -143,7 +176,14 @@ def test_an_interrupted_run_says_of_which_step_its_evaluation_is(tmp_path, capsy
             signal.raise_signal(signal.SIGINT)
             time.sleep(0.5)  # another thread takes the signal
 
-    steps = ["--total-timesteps", 100 * STEPS, "--log-interval", 2 * STEPS, "--eval-interval", 50 * STEPS]
+    steps = [
+        "--total-timesteps",
+        100 * STEPS,
+        "--log-interval",
+        2 * STEPS,
+        "--eval-interval",
+        50 * STEPS,
+    ]
     args = parse(ppo.Args, [str(word) for word in (*SMALL, *steps, "--run-dir", tmp_path / "run")])
     with pytest.raises(KeyboardInterrupt):
         ppo.train(args, callback=interrupt)
@@ -167,14 +207,17 @@ class Terminal(io.StringIO):
 
 def test_a_run_goes_on_without_its_terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
-    out, err = Terminal(), Terminal()
+    out = Terminal()
+    err = Terminal()
     for stream, terminal in (("stdout", out), ("stderr", err)):
         monkeypatch.setattr(sys, stream, terminal)
     console = Console(quiet=False, total_steps=100)
     console.show_bar(0)
     out.closed_by_user = err.closed_by_user = True
     for _ in range(2):
-        console.update(10, {"episode/return": 1.0, "episode/count": 2.0, "time/sps": 1.0, "time/sps_wall": 1.0})
+        console.update(
+            10, {"episode/return": 1.0, "episode/count": 2.0, "time/sps": 1.0, "time/sps_wall": 1.0}
+        )
         console.warn("something")
         console.say("something")
     console.stop(10)
@@ -189,7 +232,12 @@ def test_the_bar_says_in_one_line_what_goes_on_and_ends_at_what_is_trained(monke
     monkeypatch.setattr(sys, "stdout", out)
     console = Console(quiet=False, total_steps=123_456_789)
     console.show_bar(0)
-    row = {"episode/return": [9123.0, 16223.0], "episode/count": 2.0, "time/sps": 1e6, "time/sps_wall": 1e6}
+    row = {
+        "episode/return": [9123.0, 16223.0],
+        "episode/count": 2.0,
+        "time/sps": 1e6,
+        "time/sps_wall": 1e6,
+    }
     console.update(20_000_000, row)
     console.doing("collecting")
     console.stop(60_000_000)
@@ -200,7 +248,9 @@ def test_the_bar_says_in_one_line_what_goes_on_and_ends_at_what_is_trained(monke
     assert "collecting" not in lines[-1]
 
 
-@pytest.mark.parametrize(("before", "number"), [(lambda *_: None, signal.SIGHUP), (signal.SIG_IGN, 0)])
+@pytest.mark.parametrize(
+    ("before", "number"), [(lambda *_: None, signal.SIGHUP), (signal.SIG_IGN, 0)]
+)
 def test_a_closed_terminal_stops_a_run_unless_nohup_has_it_go_on(before, number):
     noticed = threading.Event()
     interruption = Interruption(SimpleNamespace(say=lambda text: noticed.set(), show_cursor=None))
@@ -222,21 +272,44 @@ def test_a_closed_terminal_stops_a_run_unless_nohup_has_it_go_on(before, number)
 
 
 def test_a_nan_stops_the_run_with_a_reason(tmp_path, capsys):
-    """The reward is NaN from step 41 of each environment on, that is in update 6; updates 1 to 5 are good."""
-    words = [*SMALL, "--env", "helpers:Poison", "--total-timesteps", 100 * STEPS, "--run-dir", tmp_path / "run"]
-    words += ["--checkpoint-interval", 2 * STEPS, "--log-interval", 5 * STEPS, "--num-seeds", 2, "--seed", 7]
+    """The reward is NaN from step 41 of each environment on, that is in update 6; updates 1 to 5
+    are good.
+    """
+    words = [
+        *SMALL,
+        "--env",
+        "helpers:Poison",
+        "--total-timesteps",
+        100 * STEPS,
+        "--run-dir",
+        tmp_path / "run",
+    ]
+    words += [
+        "--checkpoint-interval",
+        2 * STEPS,
+        "--log-interval",
+        5 * STEPS,
+        "--num-seeds",
+        2,
+        "--seed",
+        7,
+    ]
     assert in_process(*words) == 1
     printed = capsys.readouterr()
     message = only_message(printed.err[printed.err.index("error:") :])
     assert f"not finite at step {6 * STEPS}" in message and "seed 7" in message
-    assert message.split("error: ")[1].split()[0] in read_rows(tmp_path / "run")[0], "the metric's name comes first"
+    assert message.split("error: ")[1].split()[0] in read_rows(tmp_path / "run")[0], (
+        "the metric's name comes first"
+    )
     assert f"step {4 * STEPS}" in message
     shown = [line.split()[1] for line in printed.out.splitlines() if line.startswith("step ")]
     assert all(int(step) < 6 * STEPS for step in shown), "a broken number is shown before the error"
     assert checkpoint_steps(tmp_path / "run") == [2 * STEPS, 4 * STEPS]
     result = read_result(tmp_path / "run")
     assert (result["status"], "not finite" in result["reason"]) == ("failed", True)
-    assert None in read_rows(tmp_path / "run")[-1]["loss/value"], "the row that shows the broken number is there"
+    assert None in read_rows(tmp_path / "run")[-1]["loss/value"], (
+        "the row that shows the broken number is there"
+    )
     resumed = ["--resume", tmp_path / "run", "--env", "helpers:Poison", "--quiet"]
     assert in_process(*resumed, "--stop-after", 5 * STEPS) == 0
     assert read_result(tmp_path / "run")["env_steps"] == 5 * STEPS
@@ -244,9 +317,22 @@ def test_a_nan_stops_the_run_with_a_reason(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_full_disk_is_said_clearly(tmp_path, capfd):
-    """Files may not grow beyond a limit that the checkpoint exceeds and everything else keeps: as on a full disk."""
-    wide = [*SMALL, "--hidden-sizes", 128, 128, "--total-timesteps", 6 * STEPS, "--run-dir", tmp_path / "run"]
-    assert in_process(*wide, "--checkpoint-interval", STEPS, "--stop-after", 2 * STEPS, "--quiet") == 0
+    """Files may not grow beyond a limit that the checkpoint exceeds and everything else keeps: as
+    on a full disk.
+    """
+    wide = [
+        *SMALL,
+        "--hidden-sizes",
+        128,
+        128,
+        "--total-timesteps",
+        6 * STEPS,
+        "--run-dir",
+        tmp_path / "run",
+    ]
+    assert (
+        in_process(*wide, "--checkpoint-interval", STEPS, "--stop-after", 2 * STEPS, "--quiet") == 0
+    )
     before = fingerprint(tmp_path / "run" / "checkpoints")
     resume = "--resume", tmp_path / "run", "--quiet"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -259,10 +345,13 @@ def test_a_full_disk_is_said_clearly(tmp_path, capfd):
     gc.collect()
     message = only_message(capfd.readouterr().err)
     assert f"checkpoint {3 * STEPS} " in message and "File too large" in message
-    assert message.startswith("error: ") and message.endswith(f"{STEPS}, {2 * STEPS}"), "orbax complains as well"
+    assert message.startswith("error: ") and message.endswith(f"{STEPS}, {2 * STEPS}"), (
+        "orbax complains as well"
+    )
     assert read_result(tmp_path / "run")["status"] == "failed"
     after = fingerprint(tmp_path / "run" / "checkpoints")
-    late = {name for name in after if UNFINISHED in name}  # written since, by threads that had not noticed
+    # Written since, by threads that had not noticed
+    late = {name for name in after if UNFINISHED in name}
     assert {name: digest for name, digest in after.items() if name not in late} == before
     assert in_process(*resume) == 0
     assert read_result(tmp_path / "run")["env_steps"] == 6 * STEPS
@@ -270,7 +359,9 @@ def test_a_full_disk_is_said_clearly(tmp_path, capfd):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> tuple[Path, str]:
-    """A run of 8 updates, stopped after 6, with checkpoints after 2, 4 and 6; and the checksum after 8."""
+    """A run of 8 updates, stopped after 6, with checkpoints after 2, 4 and 6; and the checksum
+    after 8.
+    """
     folder = tmp_path_factory.mktemp("saved")
     words = [*SMALL, "--total-timesteps", 8 * STEPS, "--checkpoint-interval", 2 * STEPS, "--quiet"]
     assert in_process(*words, "--run-dir", folder / "run", "--stop-after", 6 * STEPS) == 0
@@ -281,7 +372,9 @@ def saved(tmp_path_factory) -> tuple[Path, str]:
 
 def damage(folder: Path, how: str) -> None:
     """Empty a checkpoint, or cut off half of its biggest file, or flip a byte in that."""
-    biggest = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    biggest = max(
+        (path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
+    )
     content = bytearray(biggest.read_bytes())
     middle = len(content) // 2
     content[middle] ^= 0xFF
@@ -292,8 +385,12 @@ def damage(folder: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize(("how", "newest"), [("cut", 1), ("flipped", 2), ("emptied", 1)])
-def test_a_damaged_checkpoint_is_skipped_with_a_warning(how, newest, saved, tmp_path, capsys, caplog):
-    """A line of metrics is torn as well, as after a crash within a write; if all are damaged the run is refused."""
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(
+    how, newest, saved, tmp_path, capsys, caplog
+):
+    """A line of metrics is torn as well, as after a crash within a write; if all are damaged the
+    run is refused.
+    """
     run_dir = Path(shutil.copytree(saved[0], tmp_path / "run"))
     for updates in (6, 4)[:newest]:
         damage(run_dir / "checkpoints" / str(updates * STEPS), how)
@@ -318,8 +415,18 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(how, newest, saved, tmp_
 
 
 def test_only_what_loads_counts_among_the_newest_and_as_the_best(tmp_path):
-    run_dir, folder = tmp_path / "run", tmp_path / "run" / "checkpoints"
-    words = [*SMALL, "--total-timesteps", 8 * STEPS, "--checkpoint-interval", STEPS, "--run-dir", run_dir, "--quiet"]
+    run_dir = tmp_path / "run"
+    folder = tmp_path / "run" / "checkpoints"
+    words = [
+        *SMALL,
+        "--total-timesteps",
+        8 * STEPS,
+        "--checkpoint-interval",
+        STEPS,
+        "--run-dir",
+        run_dir,
+        "--quiet",
+    ]
     assert in_process(*words, "--stop-after", 5 * STEPS) == 0
     for updates, mean in enumerate([1e6, 3e6, 9e6, 2e6, 0.0], start=1):
         path = folder / str(updates * STEPS) / "metrics" / "metrics"

@@ -1,4 +1,6 @@
-"""No dead flags: every flag of every algorithm has a case here, which shows that it changes something."""
+"""No dead flags: every flag of every algorithm has a case here, which shows that it changes
+something.
+"""
 
 import dataclasses
 import functools
@@ -72,48 +74,195 @@ class Recorder:
 SLOW = pytest.mark.slow
 pytestmark = pytest.mark.usefixtures("shared_programs")
 UPDATE = 32
-BASE = {"env": "helpers:Luck", "num_envs": 4, "num_minibatches": 2, "hidden_sizes": (4,), "total_timesteps": 3 * UPDATE}
+BASE = {
+    "env": "helpers:Luck",
+    "num_envs": 4,
+    "num_minibatches": 2,
+    "hidden_sizes": (4,),
+    "total_timesteps": 3 * UPDATE,
+}
 BASE |= {"learning_rate": 0.05, "clip_eps": 0.02}
 
-# Flags that change what is learned, each with the value that is compared with that of the small runs
+# Flags that change what is learned, each with the value that is compared with that of the small
+# runs
 MATHS = {"gamma": 0.5, "adam_b1": 0.5, "adam_b2": 0.9}
 ALL = {"hidden_sizes": (5,), "seed": 1, "normalize_obs": True, "byte_max": 20}
-ON_POLICY = ALL | {"num_minibatches": 4, "lr_schedule": "constant", "ent_fraction": 0.75, "share_torso": True}
-ON_POLICY |= {"exploration_loss": "symmetric-kl", "norm_adv": False, "normalize_returns": False, "activation": "relu"}
-ON_POLICY_MATHS = MATHS | {"learning_rate": 0.01, "gae_lambda": 0.5, "vf_coef": 0.1, "ent_coef": 0.5}
+ON_POLICY = ALL | {
+    "num_minibatches": 4,
+    "lr_schedule": "constant",
+    "ent_fraction": 0.75,
+    "share_torso": True,
+}
+ON_POLICY |= {
+    "exploration_loss": "symmetric-kl",
+    "norm_adv": False,
+    "normalize_returns": False,
+    "activation": "relu",
+}
+ON_POLICY_MATHS = MATHS | {
+    "learning_rate": 0.01,
+    "gae_lambda": 0.5,
+    "vf_coef": 0.1,
+    "ent_coef": 0.5,
+}
 ON_POLICY_MATHS |= {"max_grad_norm": 0.01}
 PPO_MATHS = ON_POLICY_MATHS | {"clip_eps": 0.3, "target_kl": 1e-6}
 GAMES = {"opponent": "self", "opponent_interval": 1}
-OF_ENVS = {"env": "helpers:Blink", "env_params": '{"max_steps_in_episode": 3}', "total_timesteps": 128} | GAMES
+OF_ENVS = {
+    "env": "helpers:Blink",
+    "env_params": '{"max_steps_in_episode": 3}',
+    "total_timesteps": 128,
+} | GAMES
 """Flags that PPO with memory does not have, or that only common/ uses."""
 PPO = ON_POLICY | OF_ENVS | {"num_envs": 8, "num_steps": 16, "update_epochs": 3, "desired_kl": 1e-9}
-PPO |= {"clip_mode": "symmetric", "clip_vloss": True, "decorrelate": True, "reset_pool": 3, "precision": "bfloat16"}
+PPO |= {
+    "clip_mode": "symmetric",
+    "clip_vloss": True,
+    "decorrelate": True,
+    "reset_pool": 3,
+    "precision": "bfloat16",
+}
 PPO |= {"encoder": "flat"}
-MEMORY = {flag: value for flag, value in PPO.items() if flag not in OF_ENVS} | {"share_torso": False, "rnn": "lstm"}
-MEMORY |= {"rnn_size": 5, "rnn_layers": 2, "rnn_span": 9, "bptt_length": 2, "obs_prev_action_reward": True}
-PQN_MATHS = MATHS | {"q_lambda": 0.5, "reward_scale": 2.0, "learning_rate": 0.01, "max_grad_norm": 0.01}
-PQN = ALL | {"num_steps": 16, "update_epochs": 3, "num_minibatches": 4, "epsilon_start": 0.5, "epsilon_end": 0.3}
-PQN |= {"epsilon_fraction": 1.0, "optimizer": "adam", "lr_schedule": "constant", "activation": "tanh"}
-PQN |= {"layer_norm": False, "encoder": "flat", "image_scale": 0.5, **dict.fromkeys(("rnn_size", "rnn_layers"), 2)}
+MEMORY = {flag: value for flag, value in PPO.items() if flag not in OF_ENVS} | {
+    "share_torso": False,
+    "rnn": "lstm",
+}
+MEMORY |= {
+    "rnn_size": 5,
+    "rnn_layers": 2,
+    "rnn_span": 9,
+    "bptt_length": 2,
+    "obs_prev_action_reward": True,
+}
+PQN_MATHS = MATHS | {
+    "q_lambda": 0.5,
+    "reward_scale": 2.0,
+    "learning_rate": 0.01,
+    "max_grad_norm": 0.01,
+}
+PQN = ALL | {
+    "num_steps": 16,
+    "update_epochs": 3,
+    "num_minibatches": 4,
+    "epsilon_start": 0.5,
+    "epsilon_end": 0.3,
+}
+PQN |= {
+    "epsilon_fraction": 1.0,
+    "optimizer": "adam",
+    "lr_schedule": "constant",
+    "activation": "tanh",
+}
+PQN |= {
+    "layer_norm": False,
+    "encoder": "flat",
+    "image_scale": 0.5,
+    **dict.fromkeys(("rnn_size", "rnn_layers"), 2),
+}
 PQN |= {"rnn": "lstm", "rnn_span": 9, "bootstrap_truncated": False}
-SAC_MATHS = MATHS | {"policy_lr": 0.01, "q_lr": 0.01, "tau": 0.1, "alpha": 0.5, "target_entropy_scale": 0.5}
-SAC = ALL | {"buffer_size": 160, "learning_starts": 64, "hold_random": 2, "utd_ratio": 0.25, "batch_size": 32}
-SAC |= {"policy_frequency": 2, "target_frequency": 2, "autotune": False, "recipe": "crossq", "lr_schedule": "linear"}
-SAC |= {"critic_norm": "layer", "actor_norm": "batch", "weight_norm": True, "residual": True, "critic_bins": 5}
-SAC |= {"critic_limit": 2.0, "critic_hidden_sizes": (5,), "log_std_min": -7.0, "squash_log_std": False}
-SAC |= {"target_networks": False, "weight_decay": 0.1, "normalize_rewards": True, "activation": "tanh"}
+SAC_MATHS = MATHS | {
+    "policy_lr": 0.01,
+    "q_lr": 0.01,
+    "tau": 0.1,
+    "alpha": 0.5,
+    "target_entropy_scale": 0.5,
+}
+SAC = ALL | {
+    "buffer_size": 160,
+    "learning_starts": 64,
+    "hold_random": 2,
+    "utd_ratio": 0.25,
+    "batch_size": 32,
+}
+SAC |= {
+    "policy_frequency": 2,
+    "target_frequency": 2,
+    "autotune": False,
+    "recipe": "crossq",
+    "lr_schedule": "linear",
+}
+SAC |= {
+    "critic_norm": "layer",
+    "actor_norm": "batch",
+    "weight_norm": True,
+    "residual": True,
+    "critic_bins": 5,
+}
+SAC |= {
+    "critic_limit": 2.0,
+    "critic_hidden_sizes": (5,),
+    "log_std_min": -7.0,
+    "squash_log_std": False,
+}
+SAC |= {
+    "target_networks": False,
+    "weight_decay": 0.1,
+    "normalize_rewards": True,
+    "activation": "tanh",
+}
 DQN_MATHS = MATHS | {"learning_rate": 0.01, "max_grad_norm": 0.01, "tau": 0.5}
-OF_SAC = {"policy_frequency", "autotune", "recipe", "critic_norm", "actor_norm", "weight_norm", "residual"}
-OF_SAC |= {"critic_bins", "critic_limit", "critic_hidden_sizes", "log_std_min", "squash_log_std", "target_networks"}
+OF_SAC = {
+    "policy_frequency",
+    "autotune",
+    "recipe",
+    "critic_norm",
+    "actor_norm",
+    "weight_norm",
+    "residual",
+}
+OF_SAC |= {
+    "critic_bins",
+    "critic_limit",
+    "critic_hidden_sizes",
+    "log_std_min",
+    "squash_log_std",
+    "target_networks",
+}
 DQN = {name: SAC[name] for name in SAC.keys() - OF_SAC - {"weight_decay", "normalize_rewards"}}
-DQN |= {"epsilon_start": 0.5, "epsilon_end": 0.3, "epsilon_fraction": 1.0, "lr_schedule": "constant", "double": False}
-DQN |= {"huber": True, "n_steps": 2, "distribution": "qr", "num_atoms": 3, "v_min": -5.0, "v_max": 5.0}
+DQN |= {
+    "epsilon_start": 0.5,
+    "epsilon_end": 0.3,
+    "epsilon_fraction": 1.0,
+    "lr_schedule": "constant",
+    "double": False,
+}
+DQN |= {
+    "huber": True,
+    "n_steps": 2,
+    "distribution": "qr",
+    "num_atoms": 3,
+    "v_min": -5.0,
+    "v_max": 5.0,
+}
 DQN |= {"normalize_obs": False, "dueling": True, "layer_norm": True, "encoder": "flat"}
-SAC_HOST = {"buffer_size": 64, "learning_starts": 128, "utd_ratio": 0.5, "batch_size": 8, "normalize_obs": True}
+SAC_HOST = {
+    "buffer_size": 64,
+    "learning_starts": 128,
+    "utd_ratio": 0.5,
+    "batch_size": 8,
+    "normalize_obs": True,
+}
 SAC_HOST |= {"num_steps": 4, "seed": 1}
-APPO = ON_POLICY | ON_POLICY_MATHS | {"num_steps": 4, "envs_per_actor": 4, "rollouts_per_update": 1, "num_epochs": 2}
-APPO |= {"loss": "impala", "advantage": "gae", "rho_clip": 0.5, "c_clip": 0.5, "pg_rho_clip": 0.5, "clip_eps": 0.001}
-APPO |= {"clip_mode": "symmetric", "ratio_clamp": 1.001, "clip_vloss": True, "encoder": "nature", "rnn": "gru"}
+APPO = (
+    ON_POLICY
+    | ON_POLICY_MATHS
+    | {"num_steps": 4, "envs_per_actor": 4, "rollouts_per_update": 1, "num_epochs": 2}
+)
+APPO |= {
+    "loss": "impala",
+    "advantage": "gae",
+    "rho_clip": 0.5,
+    "c_clip": 0.5,
+    "pg_rho_clip": 0.5,
+    "clip_eps": 0.001,
+}
+APPO |= {
+    "clip_mode": "symmetric",
+    "ratio_clamp": 1.001,
+    "clip_vloss": True,
+    "encoder": "nature",
+    "rnn": "gru",
+}
 APPO |= {"rnn_size": 5, "rnn_layers": 2, "rnn_span": 9, "max_policy_lag": 1}
 SAC_ON_HOST = ModuleType("sac_on_host")
 SAC_ON_HOST.make_algorithm = sac.make_algorithm
@@ -139,7 +288,11 @@ OTHERS = {  # by algorithm and flag, or by flag: what both runs get besides
     **dict.fromkeys(("encoder", "image_scale"), {"env": "helpers:Pixels"}),
     "byte_max": {"env": "helpers:Pixels", "normalize_obs": False},
     **dict.fromkeys((("appo", "byte_max"), ("sac on the host", "byte_max")), IMAGES_ON_HOST),
-    **{("memory", flag): {"share_torso": False} for flag in MEMORY if flag[:3] in ("rnn", "bpt", "obs")},
+    **{
+        ("memory", flag): {"share_torso": False}
+        for flag in MEMORY
+        if flag[:3] in ("rnn", "bpt", "obs")
+    },
     **{("pqn", flag): {"rnn": "gru"} for flag in ("rnn_size", "rnn_layers", "rnn_span")},
     ("appo", "encoder"): {"env": "gymnasium:host_toys:ImageToy-v0"},
     ("appo", "advantage"): {"num_epochs": 2},
@@ -177,7 +330,9 @@ def make_args(algorithm: Any, flags: dict[str, Any]) -> Any:
 
 
 def trace(function: Callable, agents: int, *inputs: Any) -> tuple[list[Any], Any, list[bool]]:
-    """What `function` of one of so many agents computes on a device, less what nothing needs; shapes; needed inputs."""
+    """What `function` of one of so many agents computes on a device, less what nothing needs;
+    shapes; needed inputs.
+    """
     for axis, size in ((AXIS, 1), (MEMBERS, agents)):
         function = jax.vmap(function, in_axes=None, axis_size=size, axis_name=axis)
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(*inputs)
@@ -186,19 +341,33 @@ def trace(function: Callable, agents: int, *inputs: Any) -> tuple[list[Any], Any
 
 
 def written(x: Any) -> Any:
-    """A program, or a part of one, such that the same ones are equal: without addresses and chosen names."""
+    """A program, or a part of one, such that the same ones are equal: without addresses and chosen
+    names.
+    """
     if getattr(x, "jaxpr", x) is not x:  # since jax 0.11 a program is its own
         return written(x.jaxpr), [written(constant) for constant in x.consts]
     if hasattr(x, "eqns"):
         numbers = {}
-        places = [[*x.constvars, *x.invars], *([*one.invars, *one.outvars] for one in x.eqns), x.outvars]
-        values = [[str(v) if hasattr(v, "val") else numbers.setdefault(v, len(numbers)) for v in row] for row in places]
-        return values, [(one.primitive.name, written(one.params), str([v.aval for v in one.outvars])) for one in x.eqns]
+        places = [
+            [*x.constvars, *x.invars],
+            *([*one.invars, *one.outvars] for one in x.eqns),
+            x.outvars,
+        ]
+        values = [
+            [str(v) if hasattr(v, "val") else numbers.setdefault(v, len(numbers)) for v in row]
+            for row in places
+        ]
+        return values, [
+            (one.primitive.name, written(one.params), str([v.aval for v in one.outvars]))
+            for one in x.eqns
+        ]
     if isinstance(x, dict):
         return {name: written(value) for name, value in x.items()}
     if isinstance(x, list | tuple):
         return [written(value) for value in x]
-    return (x.shape, x.tobytes()) if isinstance(x, np.ndarray) else re.sub("0x[0-9a-f]+", "", str(x))
+    return (
+        (x.shape, x.tobytes()) if isinstance(x, np.ndarray) else re.sub("0x[0-9a-f]+", "", str(x))
+    )
 
 
 def strip(shapes: Any, axes: int) -> Any:
@@ -208,8 +377,11 @@ def strip(shapes: Any, axes: int) -> Any:
 
 @functools.cache
 def program(algorithm: Any, **flags: Any) -> list[Any]:
-    """All that decides what a run with these flags learns: its first state and its update, which is not compiled."""
-    args, batch = make_args(algorithm, flags), ()
+    """All that decides what a run with these flags learns: its first state and its update, which is
+    not compiled.
+    """
+    args = make_args(algorithm, flags)
+    batch = ()
     if algorithm in (appo, SAC_ON_HOST):
         env = inspect_env(args)
         driver = host_driver(algorithm.make_algorithm(args, env.spec), args, env.spec)
@@ -224,7 +396,9 @@ def program(algorithm: Any, **flags: Any) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_flag_changes_what_is_learned(name):
-    """Flags without an effect are named; the same flags are the same program, or this would show nothing."""
+    """Flags without an effect are named; the same flags are the same program, or this would show
+    nothing.
+    """
     algorithm, cases = CASES[name]
     assert program(algorithm) == program.__wrapped__(algorithm)
     dead = []
@@ -238,8 +412,12 @@ def test_every_flag_changes_what_is_learned(name):
 CLIPPED = {"clip_vloss": True}
 
 
-def program_of_members(algorithm: Any, swept: dict[str, float], **flags: Any) -> tuple[list[Any], set[str]]:
-    """An update of a member in which these flags are inputs, and which of them the new parameters depend on."""
+def program_of_members(
+    algorithm: Any, swept: dict[str, float], **flags: Any
+) -> tuple[list[Any], set[str]]:
+    """An update of a member in which these flags are inputs, and which of them the new parameters
+    depend on.
+    """
     args = make_args(algorithm, flags)
     driver = driver_of(args, make(args.env))
 
@@ -261,7 +439,9 @@ def program_of_members(algorithm: Any, swept: dict[str, float], **flags: Any) ->
     ],
     ids=["ppo", "memory", "pqn", "sac", "dqn"],
 )
-def test_x8_members_learn_by_every_flag_that_can_be_swept_and_from_their_own_values_alone(algorithm, swept, others):
+def test_x8_members_learn_by_every_flag_that_can_be_swept_and_from_their_own_values_alone(
+    algorithm, swept, others
+):
     """What the flags of the run say instead does not change the program."""
     assert swept.keys() | {"desired_kl"} >= sweepable(algorithm.Args).keys() >= swept.keys()
     one, used = program_of_members(algorithm, swept, **others)
@@ -272,7 +452,9 @@ def test_x8_members_learn_by_every_flag_that_can_be_swept_and_from_their_own_val
 
 @pytest.mark.parametrize("algorithm", [ppo, ppo_rnn, pqn], ids=["ppo", "memory", "pqn"])
 def test_an_update_draws_by_the_key_of_its_seed_and_by_its_own_number(algorithm):
-    """Else seeds, or updates, would share their random numbers; SAC's are written down again in test_sac.py."""
+    """Else seeds, or updates, would share their random numbers; SAC's are written down again in
+    test_sac.py.
+    """
     args = make_args(algorithm, {"lr_schedule": "constant"})
     driver = driver_of(args, make(args.env))
     _, state, _ = trace(driver.init, 1, jnp.int32(0))
@@ -289,11 +471,14 @@ def test_an_update_draws_by_the_key_of_its_seed_and_by_its_own_number(algorithm)
 def test_the_number_of_actors_changes_what_is_learned():
     """Which is not in the program of an update."""
     flags = {"lockstep": True, "benchmark": True, "total_timesteps": 512}
-    some, one = (appo.train(small_appo_args(**flags | more)).params for more in ({}, {"actor_threads": 1}))
+    some, one = (
+        appo.train(small_appo_args(**flags | more)).params for more in ({}, {"actor_threads": 1})
+    )
     assert not same_bits(some, one)
 
 
-# ------------------------------------------------------------------------------------------------------ flags of a run
+# --------------------------------------------------------------------------------------------------
+# flags of a run
 
 
 def keep_checkpoints(tmp_path, **_):
@@ -303,8 +488,15 @@ def keep_checkpoints(tmp_path, **_):
 
 
 def keep_best(tmp_path, **_):
-    """It is saved when it is found, with and without --checkpoint-interval; the learning rate makes it worse again."""
-    flags = {"checkpoint_interval": UPDATE, "eval_interval": UPDATE, "log_interval": UPDATE, "keep_checkpoints": 1}
+    """It is saved when it is found, with and without --checkpoint-interval; the learning rate makes
+    it worse again.
+    """
+    flags = {
+        "checkpoint_interval": UPDATE,
+        "eval_interval": UPDATE,
+        "log_interval": UPDATE,
+        "keep_checkpoints": 1,
+    }
     flags |= {"env": "CartPole-v1", "total_timesteps": 8 * UPDATE, "seed": 3, "learning_rate": 0.1}
     start(tmp_path / "best", **flags, keep_best=True)
     returns = {row["env_steps"]: row["eval/return_mean"] for row in read_rows(tmp_path / "best")}
@@ -327,7 +519,9 @@ def save_envs(tmp_path, **_):
 
 
 def max_seconds(tmp_path, **_):
-    """The time is up before anything is trained: slices shorter than compiling get on all the same."""
+    """The time is up before anything is trained: slices shorter than compiling get on all the
+    same.
+    """
     sliced = {"max_seconds": 1e-6, "log_interval": UPDATE}
     for result in (start(tmp_path, **sliced), resume(tmp_path, **sliced)):
         assert (result.status, (tmp_path / "DONE").exists()) == ("stopped", False)
@@ -335,13 +529,19 @@ def max_seconds(tmp_path, **_):
 
 
 def stop_at_return(tmp_path, **_):
-    """At the first evaluation that reaches it; a resumed run knows, and goes on for a higher one."""
+    """At the first evaluation that reaches it; a resumed run knows, and goes on for a higher
+    one.
+    """
     result = start(tmp_path, eval_interval=UPDATE, stop_at_return=0.0)
     assert (result.status, result.env_steps) == ("finished", UPDATE)
     assert result.evaluation["eval/return_mean"][0] > 0
     assert (tmp_path / "DONE").exists() and checkpoint_steps(tmp_path) == [UPDATE]
     again = resume(tmp_path)
-    assert (again.status, again.env_steps, again.state_sha256) == ("finished", UPDATE, result.state_sha256)
+    assert (again.status, again.env_steps, again.state_sha256) == (
+        "finished",
+        UPDATE,
+        result.state_sha256,
+    )
     longer = resume(tmp_path, stop_at_return=1e6)
     assert (longer.status, longer.env_steps) == ("finished", 96)
 
@@ -380,11 +580,25 @@ def benchmark(tmp_path, monkeypatch, capsys, **_):
     capsys.readouterr()
     assert (start(benchmark=True, quiet=False).run_dir, [*tmp_path.iterdir()]) == (None, [])
     measured = json.loads(capsys.readouterr().out)
-    assert (measured["algorithm"], measured["command"], measured["num_envs"]) == ("ppo_pmap", sys.argv, 4)
+    assert (measured["algorithm"], measured["command"], measured["num_envs"]) == (
+        "ppo_pmap",
+        sys.argv,
+        4,
+    )
     assert measured["steps_per_second"] > 0 < measured["compile_seconds"]
 
 
-RUN = keep_checkpoints, keep_best, save_envs, max_seconds, stop_at_return, gif, tensorboard, wandb, benchmark
+RUN = (
+    keep_checkpoints,
+    keep_best,
+    save_envs,
+    max_seconds,
+    stop_at_return,
+    gif,
+    tensorboard,
+    wandb,
+    benchmark,
+)
 BY_CASE = [pytest.param(case, marks=[SLOW] * (case is keep_best), id=case.__name__) for case in RUN]
 
 
@@ -394,19 +608,35 @@ def test_every_flag_of_a_run_changes_something(case, tmp_path, monkeypatch, caps
 
 
 ELSEWHERE = {  # flags by the file that tests them
-    "cli": "checkpoint_interval eval_interval init_from list_envs log_interval resume_or_start run_dir stop_after",
+    "cli": "checkpoint_interval eval_interval init_from list_envs log_interval "
+    "resume_or_start run_dir stop_after",
     "cli, too": "quiet overwrite",
     "common": "eval_episodes",
     "plot": "log_each",
     "tuned": "tuned",
     "invariants": "num_seeds num_devices resume",
     "population": "population sweep",
-    "pbt": "sharding " + " ".join(x.name for x in dataclasses.fields(PbtArgs) if x.name.startswith("pbt")),
+    "pbt": "sharding "
+    + " ".join(x.name for x in dataclasses.fields(PbtArgs) if x.name.startswith("pbt")),
     "env_params": "log_info",
     "distributed": "distributed",
 }
-IN_TEST_APPO = {"actor_devices", "env", "eval_episodes", "learner_devices", "lockstep", "vectorization"}
-IN_TEST_HOST = {"env_params", "eval_env_params", "learner_timeout", "max_restarts", "reset_timeout", "step_timeout"}
+IN_TEST_APPO = {
+    "actor_devices",
+    "env",
+    "eval_episodes",
+    "learner_devices",
+    "lockstep",
+    "vectorization",
+}
+IN_TEST_HOST = {
+    "env_params",
+    "eval_env_params",
+    "learner_timeout",
+    "max_restarts",
+    "reset_timeout",
+    "step_timeout",
+}
 HOST = "envpool:Pendulum-v1"
 
 
@@ -416,26 +646,57 @@ def names(args_class: type) -> set[str]:
 
 def test_every_flag_has_a_case():
     assert IN_NO_PROGRAM & (PPO | SAC | APPO).keys() == {"seed"}, "which `init` takes as a number"
-    of_runs = {case.__name__ for case in RUN} | {x for flags in ELSEWHERE.values() for x in flags.split()}
+    of_runs = {case.__name__ for case in RUN} | {
+        x for flags in ELSEWHERE.values() for x in flags.split()
+    }
     assert PPO.keys() | PPO_MATHS.keys() | of_runs == names(ppo.Args.at())
-    assert names(sac.Args.at()) - names(DeviceEnvArgs) <= SAC.keys() | SAC_MATHS.keys() | {"save_buffer"}
-    assert names(appo.Args) - names(RunArgs) <= APPO.keys() | {"actor_threads"} | IN_TEST_APPO | IN_TEST_HOST
+    assert names(sac.Args.at()) - names(DeviceEnvArgs) <= SAC.keys() | SAC_MATHS.keys() | {
+        "save_buffer"
+    }
+    assert (
+        names(appo.Args) - names(RunArgs)
+        <= APPO.keys() | {"actor_threads"} | IN_TEST_APPO | IN_TEST_HOST
+    )
     assert names(sac.Args.at(HOST)) - names(sac.Args.at()) <= names(ActorArgs)
     assert names(ppo.Args.at(HOST)) - names(ppo.Args.at()) <= names(HostEnvArgs)
-    assert names(dqn.Args.at()) - names(DeviceEnvArgs) <= DQN.keys() | DQN_MATHS.keys() | {"save_buffer"}
+    assert names(dqn.Args.at()) - names(DeviceEnvArgs) <= DQN.keys() | DQN_MATHS.keys() | {
+        "save_buffer"
+    }
     assert names(pqn.Args.at()) - names(DeviceEnvArgs) <= PQN.keys() | PQN_MATHS.keys() | PPO.keys()
-    assert names(ppo_rnn.Args.at()) - names(DeviceEnvArgs) <= MEMORY.keys() | PPO_MATHS.keys() | OF_ENVS.keys()
+    assert (
+        names(ppo_rnn.Args.at()) - names(DeviceEnvArgs)
+        <= MEMORY.keys() | PPO_MATHS.keys() | OF_ENVS.keys()
+    )
 
 
 def test_a_recipe_is_a_set_of_defaults():
     own = sac.Args(recipe="crossq", adam_b1=0.9)
-    assert (own.recipe, own.adam_b1, own.critic_norm, sac.Args().critic_norm) == ("crossq", 0.9, "renorm", "none")
-    for same in pickle.loads(pickle.dumps(own)), sac.Args.at(own.env)(**vars(own)), dataclasses.replace(own):
+    assert (own.recipe, own.adam_b1, own.critic_norm, sac.Args().critic_norm) == (
+        "crossq",
+        0.9,
+        "renorm",
+        "none",
+    )
+    for same in (
+        pickle.loads(pickle.dumps(own)),
+        sac.Args.at(own.env)(**vars(own)),
+        dataclasses.replace(own),
+    ):
         assert type(same) is type(own) and vars(same) == vars(own)
     typed = parse(sac.Args, ["--recipe", "xqc", "--env", HOST, "--critic-hidden-sizes", "8", "9"])
-    assert (typed.critic_bins, typed.critic_hidden_sizes, isinstance(typed, sac.Args.at(HOST))) == (101, (8, 9), True)
-    assert all(f"(default: {value})" in help_text(type(own), None, "program") for value in ("crossq", "1024 1024"))
-    tuned = [sac.Args.for_env("MountainCarContinuous-v0", **flags).hold_random for flags in ({}, {"recipe": "xqc"})]
+    assert (typed.critic_bins, typed.critic_hidden_sizes, isinstance(typed, sac.Args.at(HOST))) == (
+        101,
+        (8, 9),
+        True,
+    )
+    assert all(
+        f"(default: {value})" in help_text(type(own), None, "program")
+        for value in ("crossq", "1024 1024")
+    )
+    tuned = [
+        sac.Args.for_env("MountainCarContinuous-v0", **flags).hold_random
+        for flags in ({}, {"recipe": "xqc"})
+    ]
     assert tuned == [16, 1], "flags tuned for SAC are of no use to another recipe"
     for flags in {"tau": 0.1}, {"recipe": "soup"}:
         with pytest.raises(UsageError, match=next(iter(flags))):
@@ -449,13 +710,15 @@ ALL_ARGS += [ppo.Args.at(HOST), sac.Args.at(HOST), appo.Args]
 @pytest.mark.parametrize("args_class", ALL_ARGS, ids=lambda args: args.__module__)
 def test_help_has_every_flag_once(args_class):
     flags = re.findall(r"^  --(?:\[no-\])?([\w-]+)", help_text(args_class, None, "program"), re.M)
-    assert {flag.replace("-", "_") for flag in flags} == names(args_class) and len(set(flags)) == len(flags)
+    assert {flag.replace("-", "_") for flag in flags} == names(args_class) and len(
+        set(flags)
+    ) == len(flags)
 
 
 COMMANDS = [module.Args for module in (check_env, compare, export, play, plot, tune)]
 VERBS = """
-    Apply Bootstrap Clip Continue Delete Divide Draw Feed Let Log Make Measure Normalise Print Sample Save Scale Share
-    Squash Start Take Tune Use Write
+    Apply Bootstrap Clip Continue Delete Divide Draw Feed Let Log Make Measure Normalise Print
+    Sample Save Scale Share Squash Start Take Tune Use Write
 """  # in the imperative, by which switches begin; a new switch may need another
 NO_NOUNS = "A All Also An As How If Of Only Over The Those What When Where Whether Which Who"
 
@@ -468,7 +731,9 @@ def test_help_texts_are_one_sentence_of_what_a_switch_does_or_a_number_is(args_c
         first = re.split(r"[ ,.;:]", text)[0]
         assert re.fullmatch(r"[^.].*\.", text), f"{name} has no sentence: {text}"
         assert not re.search(r"\. ([A-Z]|0:)", text), f"{name} has more than one: {text}"
-        assert first in VERBS.split() if kind is bool else first not in NO_NOUNS.split(), f"{name}: {text}"
+        assert first in VERBS.split() if kind is bool else first not in NO_NOUNS.split(), (
+            f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize("args_class", COMMANDS, ids=lambda args: args.__module__)
@@ -478,7 +743,8 @@ def test_help_texts_that_tyro_prints_are_one_line(args_class):
         assert not re.search(r'^    """.*[^"\n]$', inspect.getsource(part), re.MULTILINE)
 
 
-# ------------------------------------------------------------------------- rows, evaluations and checkpoints in a run
+# ------------------------------------------------------------------------- rows, evaluations and
+# checkpoints in a run
 
 SIZES = {"num_envs": 1024, "num_steps": 128}  # of an update of 131,072 steps
 
@@ -492,11 +758,15 @@ SIZES = {"num_envs": 1024, "num_steps": 128}  # of an update of 131,072 steps
         pytest.param({}, True, 10_000, 100_000, id="of small updates on an accelerator"),
         pytest.param(SIZES, True, 2**20, 2**20, id="of large updates on an accelerator"),
         pytest.param(SIZES, False, 10_000, 100_000, id="of large updates on a CPU"),
-        pytest.param({"log_interval": 3, "total_timesteps": 10**9}, True, 3, 10**7, id="with rows as told"),
+        pytest.param(
+            {"log_interval": 3, "total_timesteps": 10**9}, True, 3, 10**7, id="with rows as told"
+        ),
     ],
 )
 def test_intervals_follow_from_the_length_of_a_run(flags, on_accelerator, log, rare):
-    """A long run has 500 rows and 100 evaluations; an accelerator makes eight updates or more without the host."""
+    """A long run has 500 rows and 100 evaluations; an accelerator makes eight updates or more
+    without the host.
+    """
     size = {"num_envs": 8, "num_steps": 125, "num_minibatches": 1}  # of an update of 1,000 steps
     chosen = intervals_of(ppo.Args(**size | flags), on_accelerator)
     assert chosen == Intervals(log=log, eval=rare, checkpoint=rare)
@@ -507,12 +777,18 @@ def test_intervals_follow_from_the_length_of_a_run(flags, on_accelerator, log, r
     "args_class", [sac.Args.at(), dqn.Args.at(), sac.Args.at(HOST)], ids=["sac", "dqn", "sac host"]
 )
 def test_intervals_of_algorithms_with_a_replay_buffer_are_shorter(args_class):
-    assert intervals_of(args_class(), on_accelerator=False) == Intervals(log=1_000, eval=5_000, checkpoint=5_000)
+    assert intervals_of(args_class(), on_accelerator=False) == Intervals(
+        log=1_000, eval=5_000, checkpoint=5_000
+    )
     longer = args_class(total_timesteps=2 * 10**6)
-    assert intervals_of(longer, on_accelerator=False) == Intervals(log=4_000, eval=20_000, checkpoint=20_000)
+    assert intervals_of(longer, on_accelerator=False) == Intervals(
+        log=4_000, eval=20_000, checkpoint=20_000
+    )
 
 
-@pytest.mark.parametrize("args_class", [ppo_rnn.Args.at(), pqn.Args.at(), ppo.Args.at(HOST), appo.Args])
+@pytest.mark.parametrize(
+    "args_class", [ppo_rnn.Args.at(), pqn.Args.at(), ppo.Args.at(HOST), appo.Args]
+)
 def test_intervals_are_alike_wherever_environments_step(args_class):
     at_least = intervals_of(args_class(), on_accelerator=False)
     assert at_least == Intervals(log=10_000, eval=100_000, checkpoint=100_000)
@@ -523,7 +799,10 @@ def test_intervals_are_alike_wherever_environments_step(args_class):
 def test_intervals_that_flags_name_hold():
     args = ppo.Args(total_timesteps=10**9, log_interval=7, eval_interval=0, checkpoint_interval=11)
     assert intervals_of(args, on_accelerator=True) == Intervals(log=7, eval=0, checkpoint=11)
-    assert describe_intervals(intervals_of(args, on_accelerator=True)).split("; ")[1] == "evaluation at the end"
+    assert (
+        describe_intervals(intervals_of(args, on_accelerator=True)).split("; ")[1]
+        == "evaluation at the end"
+    )
 
 
 def test_intervals_of_a_run_that_goes_on_follow_from_its_length(tmp_path, monkeypatch, capsys):
@@ -533,7 +812,12 @@ def test_intervals_of_a_run_that_goes_on_follow_from_its_length(tmp_path, monkey
     monkeypatch.setattr(intervals, "MOST_ROWS", 4)
     monkeypatch.setattr(intervals, "MOST_EVALUATIONS", 2)
     flags = dict.fromkeys(("log_interval", "eval_interval", "checkpoint_interval"))
-    flags |= {"total_timesteps": 8 * UPDATE, "lr_schedule": "constant", "keep_checkpoints": 0, "quiet": False}
+    flags |= {
+        "total_timesteps": 8 * UPDATE,
+        "lr_schedule": "constant",
+        "keep_checkpoints": 0,
+        "quiet": False,
+    }
     whole = start(tmp_path / "whole", **flags)
     told = f"row every {2 * UPDATE} steps; evaluation and checkpoint every {4 * UPDATE} steps"
     assert told in capsys.readouterr().out
@@ -550,7 +834,8 @@ def test_intervals_of_a_run_that_goes_on_follow_from_its_length(tmp_path, monkey
     assert checkpoint_steps(part)[-2:] == [8 * UPDATE, 16 * UPDATE]
 
 
-# -------------------------------------------------------------------------------------------- how runs end and go on
+# -------------------------------------------------------------------------------------------- how
+# runs end and go on
 
 
 def test_flags_of_a_run_do_not_change_what_is_learned(tmp_path):
@@ -559,7 +844,9 @@ def test_flags_of_a_run_do_not_change_what_is_learned(tmp_path):
 
 
 def test_what_is_drawn_or_told_at_the_end_warns_where_it_fails(tmp_path, monkeypatch, capsys):
-    """A picture, an episode, and the writer of TensorBoard's files, which fails when it is closed."""
+    """A picture, an episode, and the writer of TensorBoard's files, which fails when it is
+    closed.
+    """
 
     def fail(*_):
         raise RuntimeError("no paint left")
@@ -569,8 +856,13 @@ def test_what_is_drawn_or_told_at_the_end_warns_where_it_fails(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "tensorboardX", recorder)
     for drawing in ("training.draw_curve", "drawing.episodes.draw_gif"):
         monkeypatch.setattr(f"pmaprl.{drawing}", fail)
-    result, stored = start(tmp_path, gif=True, tensorboard=True, total_timesteps=UPDATE), result_of(tmp_path)
-    assert (result.status, stored["status"], stored["state_sha256"]) == ("finished", "finished", result.state_sha256)
+    result = start(tmp_path, gif=True, tensorboard=True, total_timesteps=UPDATE)
+    stored = result_of(tmp_path)
+    assert (result.status, stored["status"], stored["state_sha256"]) == (
+        "finished",
+        "finished",
+        result.state_sha256,
+    )
     assert (tmp_path / "DONE").exists()
     assert capsys.readouterr().err.count("no paint left") == 3
 
@@ -578,17 +870,25 @@ def test_what_is_drawn_or_told_at_the_end_warns_where_it_fails(tmp_path, monkeyp
 def test_a_run_that_was_cut_short_before_its_last_evaluation_is_evaluated_on_resume(tmp_path):
     """Flags of a resume that trains nothing are not noted."""
     result = start(tmp_path, eval_interval=UPDATE, checkpoint_interval=UPDATE)
-    before, rows, config = result_of(tmp_path), read_rows(tmp_path), (tmp_path / "config.json").read_text()
+    before = result_of(tmp_path)
+    rows = read_rows(tmp_path)
+    config = (tmp_path / "config.json").read_text()
     (tmp_path / "result.json").unlink()
     again = resume(tmp_path, gamma=0.5)
     assert (again.status, again.state_sha256) == ("finished", result.state_sha256)
-    assert all(result_of(tmp_path)[name] == before[name] for name in before if name[:5] in ("best/", "eval/"))
+    assert all(
+        result_of(tmp_path)[name] == before[name]
+        for name in before
+        if name[:5] in ("best/", "eval/")
+    )
     assert len(read_rows(tmp_path)) == len(rows) + 1, "it was evaluated again"
     assert (tmp_path / "config.json").read_text() == config
 
 
 def test_a_callback_sees_every_row_and_ends_the_run(tmp_path):
-    """At the second row, saved and evaluated; what a resumed run learns from there is what it would have learned."""
+    """At the second row, saved and evaluated; what a resumed run learns from there is what it would
+    have learned.
+    """
     seen = []
 
     def end_at_the_second(row):
@@ -597,7 +897,8 @@ def test_a_callback_sees_every_row_and_ends_the_run(tmp_path):
         row.clear()
         return len(seen) == 2
 
-    flags = BASE | {"log_interval": UPDATE, "run_dir": str(tmp_path), "quiet": False}  # the console shows it, too
+    # The console shows it, too
+    flags = BASE | {"log_interval": UPDATE, "run_dir": str(tmp_path), "quiet": False}
     result = ppo.train(small_args(**flags), callback=end_at_the_second)
     assert (result.status, result.env_steps) == ("stopped", 2 * UPDATE)
     assert seen == read_rows(tmp_path)
@@ -609,7 +910,9 @@ def test_a_callback_sees_every_row_and_ends_the_run(tmp_path):
 
 
 def test_a_callback_that_raises_fails_the_run_which_resumes_as_if_it_had_not(tmp_path):
-    """Who has called `train` gets the very error; what was saved before is whole, and the end is the same."""
+    """Who has called `train` gets the very error; what was saved before is whole, and the end is
+    the same.
+    """
 
     def fail_at_the_third(row):
         if row["env_steps"] == 3 * UPDATE:
@@ -618,7 +921,10 @@ def test_a_callback_that_raises_fails_the_run_which_resumes_as_if_it_had_not(tmp
     flags = BASE | {"log_interval": UPDATE, "checkpoint_interval": UPDATE, "run_dir": str(tmp_path)}
     with pytest.raises(LookupError, match="a mistake of the user's"):
         ppo.train(small_args(**flags), callback=fail_at_the_third)
-    assert (result_of(tmp_path)["status"], result_of(tmp_path)["reason"][:11]) == ("failed", "LookupError")
+    assert (result_of(tmp_path)["status"], result_of(tmp_path)["reason"][:11]) == (
+        "failed",
+        "LookupError",
+    )
     assert checkpoint_steps(tmp_path) == [UPDATE, 2 * UPDATE]
     resumed = resume(tmp_path)
     assert (resumed.status, resumed.state_sha256) == ("finished", start().state_sha256)

@@ -18,29 +18,46 @@ from pmaprl.policy import load_policy
 from pmaprl.runs.checkpoints import read
 
 pytestmark = pytest.mark.slow
-SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
+SIZES = {
+    "num_envs": 4,
+    "num_steps": 8,
+    "num_minibatches": 2,
+    "update_epochs": 1,
+    "hidden_sizes": (4,),
+}
 
 
 def test_the_other_player_of_pgx_moves_until_it_is_our_turn():
-    """Both kinds of stones stand on the board, in turn, from our side; the result of a game is -1, 0 or 1."""
-    env, count = make("pgx:connect_four"), 200
-    step, reset = jax.jit(lambda *inputs: step_envs(env, *inputs)), jax.jit(jax.vmap(env.reset))
+    """Both kinds of stones stand on the board, in turn, from our side; the result of a game is -1,
+    0 or 1.
+    """
+    env = make("pgx:connect_four")
+    count = 200
+    step = jax.jit(lambda *inputs: step_envs(env, *inputs))
+    reset = jax.jit(jax.vmap(env.reset))
     obs, state = reset(jax.random.split(jax.random.key(0), count))
     assert 0.3 < np.mean(state.seat) < 0.7, "seats are drawn"
     begun = np.array(obs["obs"]).sum(axis=(1, 2))  # [N, ours and theirs]
-    assert set(map(tuple, begun.tolist())) == {(0, 0), (0, 1)}, "half of the games the other one begins"
+    assert set(map(tuple, begun.tolist())) == {(0, 0), (0, 1)}, (
+        "half of the games the other one begins"
+    )
     results = []
     for time in range(25):
         keys = jax.random.split(jax.random.key(time), count)
-        actions = jax.vmap(lambda key, obs: sample(key, env.action_space, legal_actions(obs)))(keys, obs)
+        actions = jax.vmap(lambda key, obs: sample(key, env.action_space, legal_actions(obs)))(
+            keys, obs
+        )
         out = step(keys, state, actions)
         before, after = (np.array(x["obs"]).sum(axis=(1, 2)) for x in (obs, out.final_obs))
         goes_on = ~np.array(out.terminated)
         np.testing.assert_array_equal((after - before)[goes_on], [[1, 1]] * goes_on.sum())
-        assert (np.array(out.state.game.current_player) == np.array(out.state.seat)).all(), "our turn"
+        assert (np.array(out.state.game.current_player) == np.array(out.state.seat)).all(), (
+            "our turn"
+        )
         assert (np.array(out.reward)[goes_on] == 0).all()
         results += np.array(out.reward)[~goes_on].tolist()
-        obs, state = out.obs, out.state
+        obs = out.obs
+        state = out.state
     assert set(results) == {-1, 1} or set(results) == {-1, 0, 1}
     assert abs(np.mean(results)) < 0.15, "both move at random"
 
@@ -60,18 +77,38 @@ def test_others_act_by_the_policy_that_is_given():
 
 
 def test_past_policies_are_kept_and_are_the_same_on_any_number_of_devices():
-    flags = {"total_timesteps": 640, "opponent": "self", "opponent_interval": 2, "normalize_obs": True}
-    args, env = small_args(**SIZES | {"num_envs": 8}, **flags), make("pgx:tic_tac_toe")
+    flags = {
+        "total_timesteps": 640,
+        "opponent": "self",
+        "opponent_interval": 2,
+        "normalize_obs": True,
+    }
+    args = small_args(**SIZES | {"num_envs": 8}, **flags)
+    env = make("pgx:tic_tac_toe")
     alone, together = (to_host(run_updates(args, env, count, 5)[0]) for count in (1, 2))
     assert relative_difference(alone.learner.params, together.learner.params) < 1e-4
-    kept = np.array(jax.tree.leaves(alone.run.past[0])[1])[0]  # [P, ...], taken before updates 0, 2 and 4
-    assert [len(np.unique(kept[some], axis=0)) for some in ([0, 3, 7], [0, 1], [1, 2], [0, 2])] == [1, 2, 2, 2]
+    # [P, ...], taken before updates 0, 2 and 4
+    kept = np.array(jax.tree.leaves(alone.run.past[0])[1])[0]
+    assert [len(np.unique(kept[some], axis=0)) for some in ([0, 3, 7], [0, 1], [1, 2], [0, 2])] == [
+        1,
+        2,
+        2,
+        2,
+    ]
     newest = jax.tree.map(lambda x: x[:, 2], alone.run.past[0])
     assert relative_difference(newest, alone.learner.params.actor) > 1e-4, "an update came after it"
 
 
-def test_runs_in_play_with_itself_are_evaluated_loaded_resumed_and_begun_from(tmp_path, capsys, shared_programs):
-    flags = {"env": "pgx:tic_tac_toe", "opponent": "self", "reset_pool": 3, "num_seeds": 2, "lr_schedule": "constant"}
+def test_runs_in_play_with_itself_are_evaluated_loaded_resumed_and_begun_from(
+    tmp_path, capsys, shared_programs
+):
+    flags = {
+        "env": "pgx:tic_tac_toe",
+        "opponent": "self",
+        "reset_pool": 3,
+        "num_seeds": 2,
+        "lr_schedule": "constant",
+    }
     flags |= SIZES | {"eval_episodes": 50, "quiet": False}
 
     def train(folder, **more):
@@ -80,7 +117,8 @@ def test_runs_in_play_with_itself_are_evaluated_loaded_resumed_and_begun_from(tm
     whole = train("a", total_timesteps=96)
     names = ("win_rate", "return_mean", "return_std")
     rate, mean, spread = (np.array(whole.evaluation[f"eval/{name}"]) for name in names)
-    np.testing.assert_allclose(2 * rate, mean + spread**2 + mean**2, atol=1e-5)  # of wins w and losses l: w + l
+    # Of wins w and losses l: w + l
+    np.testing.assert_allclose(2 * rate, mean + spread**2 + mean**2, atol=1e-5)
     assert (rate > 0).all() and (rate < 1).all() and "% won" in capsys.readouterr().out
     assert "% won" in (play(PlayArgs(str(tmp_path / "a"), episodes=20)), capsys.readouterr().out)[1]
     policy = load_policy(tmp_path / "a")
@@ -92,6 +130,9 @@ def test_runs_in_play_with_itself_are_evaluated_loaded_resumed_and_begun_from(tm
         ppo.train(ppo.Args.from_run(part.run_dir, opponent="random", total_timesteps=128))
     begun = train("c", total_timesteps=32, init_from=str(whole.run_dir))
     stored = read(begun.run_dir / "checkpoints" / "32")
-    past = [x for name, x in sorted(stored.items()) if name.startswith("run/past/0/")]  # [S, P, ...]
+    # [S, P, ...]
+    past = [x for name, x in sorted(stored.items()) if name.startswith("run/past/0/")]
     actors = jax.tree.leaves(whole.params.actor)
-    assert past and all((x == actor[:, None]).all() for x, actor in zip(past, actors, strict=True)), "who begins there"
+    assert past and all(
+        (x == actor[:, None]).all() for x, actor in zip(past, actors, strict=True)
+    ), "who begins there"

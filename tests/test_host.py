@@ -36,7 +36,15 @@ from pmaprl import play
 from pmaprl.actors.actor import Actor, Stepper, inspect_env
 from pmaprl.actors.batches import ActorsFailed, Batches
 from pmaprl.actors.host_evaluation import HostEvaluation, run_host_episodes
-from pmaprl.actors.threads import GRACE, Activity, Collected, ParameterSlots, RolloutQueue, Slot, Worker
+from pmaprl.actors.threads import (
+    GRACE,
+    Activity,
+    Collected,
+    ParameterSlots,
+    RolloutQueue,
+    Slot,
+    Worker,
+)
 from pmaprl.cli.env_flags import read_params
 from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
 from pmaprl.device.agents import Player, Policy
@@ -82,18 +90,24 @@ def children(pid: int) -> list[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process, one that has ended and that nobody has asked about left aside."""
+    """Whether there is such a process, one that has ended and that nobody has asked about left
+    aside.
+    """
     with suppress(OSError):
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     return False
 
 
-# -------------------------------------------------------------------------------------------------------- environments
+# --------------------------------------------------------------------------------------------------
+# environments
 
 
 @pytest.mark.parametrize("vectorization", ["async", "sync"])
 def test_a_last_observation_outlives_a_reset_that_writes_into_the_same_array(vectorization):
-    plain, reused = (steps(f"{TOYS}{name}-v0", 8, vectorization=vectorization)[1] for name in ("Toy", "OneArrayToy"))
+    plain, reused = (
+        steps(f"{TOYS}{name}-v0", 8, vectorization=vectorization)[1]
+        for name in ("Toy", "OneArrayToy")
+    )
     assert plain[6].truncated.all()
     for out, other in zip(plain, reused, strict=True):
         np.testing.assert_array_equal(out.obs, other.obs)
@@ -128,7 +142,9 @@ def test_a_space_of_one_of_several_is_refused():
 
 
 @pytest.mark.parametrize(("vectorization", "terminates"), [("async", False), ("sync", True)])
-def test_a_reset_within_the_step_leaves_the_final_observation_and_its_numbers(vectorization, terminates):
+def test_a_reset_within_the_step_leaves_the_final_observation_and_its_numbers(
+    vectorization, terminates
+):
     params = json.dumps({"terminates": terminates})
     first, outputs = steps(TOYS + "ChattyToy-v0", 8, vectorization=vectorization, env_params=params)
     episode = first[:, 0]
@@ -137,9 +153,14 @@ def test_a_reset_within_the_step_leaves_the_final_observation_and_its_numbers(ve
         assert out.valid.all()
         assert (out.truncated == (number == 7 and not terminates)).all()
         assert (out.terminated == (number == 7 and terminates)).all()
-        np.testing.assert_array_equal(out.final_obs, np.stack([episode + (number > 7), [time] * 2], 1))
+        np.testing.assert_array_equal(
+            out.final_obs, np.stack([episode + (number > 7), [time] * 2], 1)
+        )
         np.testing.assert_array_equal(out.obs[:, 1], [number % 7] * 2)
-        assert out.numbers("time").tolist() == [time] * 2 and out.numbers("even").tolist() == [time % 2 == 0] * 2
+        assert (
+            out.numbers("time").tolist() == [time] * 2
+            and out.numbers("even").tolist() == [time % 2 == 0] * 2
+        )
         assert out.numbers("end").tolist() == [70] * 2 * (number == 7)
         assert not len(out.numbers("all")) and not len(out.numbers("text"))
     np.testing.assert_array_equal(outputs[6].obs[:, 0], episode + 1)
@@ -152,8 +173,12 @@ def test_a_reset_in_a_step_of_its_own_is_not_valid(name):
     if "envpool" in name:  # numbers in infos are those of valid steps
         assert [len(out.numbers("elapsed_step")) for out in outputs[:7]] == [2, 2, 2, 2, 2, 0, 2]
     assert all(out.final_obs is None for out in outputs)
-    np.testing.assert_array_equal([out.truncated.all() for out in outputs], [i % 6 == 4 for i in range(12)])
-    np.testing.assert_array_equal([out.valid.all() for out in outputs], [i % 6 != 5 for i in range(12)])
+    np.testing.assert_array_equal(
+        [out.truncated.all() for out in outputs], [i % 6 == 4 for i in range(12)]
+    )
+    np.testing.assert_array_equal(
+        [out.valid.all() for out in outputs], [i % 6 != 5 for i in range(12)]
+    )
     assert (outputs[5].reward == 0).all()
     assert (np.abs(outputs[5].obs) <= 0.05).all()  # where CartPole begins
     assert (np.abs(outputs[4].obs) > 0.05).any()  # the true next observation
@@ -196,20 +221,30 @@ def test_actions_are_elements_of_the_declared_space_at_the_environment_and_from_
 
     raw = act(None, None, None)
     batched = gymnasium.vector.utils.batch_space(space, 4)
-    at_environment = list(gymnasium.vector.utils.iterate(batched, conversion.actions(jax.device_get(raw))))
-    from_policy = Policy(OnPolicy(init=None, explore=None, update=None, act=act), (), ours)(np.zeros(4, int))
+    at_environment = list(
+        gymnasium.vector.utils.iterate(batched, conversion.actions(jax.device_get(raw)))
+    )
+    from_policy = Policy(OnPolicy(init=None, explore=None, update=None, act=act), (), ours)(
+        np.zeros(4, int)
+    )
     assert len(at_environment) == 4
     for index, action in enumerate(at_environment):
         whole = jax.tree.map(np.asarray, action)
         assert space.contains(whole), action
         assert space.contains(jax.tree.map(lambda x: np.asarray(x[index]), from_policy))
-        assert jax.tree.map(lambda x: x.dtype, whole) == jax.tree.map(lambda x: np.asarray(x).dtype, space.sample())
+        assert jax.tree.map(lambda x: x.dtype, whole) == jax.tree.map(
+            lambda x: np.asarray(x).dtype, space.sample()
+        )
 
 
 def test_actions_are_shaped_clipped_and_cast():
-    whole = Conversion("whole", gymnasium.spaces.Discrete(2), gymnasium.spaces.Box(0, 5, (1,), np.int32))
+    whole = Conversion(
+        "whole", gymnasium.spaces.Discrete(2), gymnasium.spaces.Box(0, 5, (1,), np.int32)
+    )
     actions = whole.actions(np.array([[-0.2], [0.4], [0.6], [4.8], [9.0]], np.float32))
-    assert actions.dtype == np.int32 and actions.ravel().tolist() == [0, 0, 1, 5, 5], "the nearest ones"
+    assert actions.dtype == np.int32 and actions.ravel().tolist() == [0, 0, 1, 5, 5], (
+        "the nearest ones"
+    )
     for name, action, reward in (
         (TOYS + "BoxToy-v0", np.float32([[-9, 9, 0.5, 0.25]] * 2), [-2 + 1 + 0.75] * 2),
         (TOYS + "MultiToy-v0", np.array([[1, 2], [0, 1]]), [21, 10]),
@@ -217,7 +252,8 @@ def test_actions_are_shaped_clipped_and_cast():
         ("envpool:Pendulum-v1", np.full((2, 1), 7, np.float32), None),
     ):
         with closing(make_host(name, 2, 0, vectorization="sync")) as envs:
-            first, out = envs.reset(), envs.step(action)
+            first = envs.reset()
+            out = envs.step(action)
         assert out.obs.shape == first.shape
         assert reward is None or out.reward.tolist() == pytest.approx(reward)
 
@@ -229,7 +265,9 @@ def test_atari_frames_have_their_channels_last():
     np.testing.assert_array_equal(envs.reset()[0], np.moveaxis(raw.reset()[0][0], 0, -1))
     for action in (2, 3, 2, 2):
         obs = envs.step(np.array([action])).obs
-        np.testing.assert_array_equal(obs[0], np.moveaxis(raw.step(np.array([action]))[0][0], 0, -1))
+        np.testing.assert_array_equal(
+            obs[0], np.moveaxis(raw.step(np.array([action]))[0][0], 0, -1)
+        )
     assert obs.shape[1:] == envs.spec.observation_space.shape == (84, 84, 4)
     assert obs.dtype == envs.spec.obs_dtype == np.uint8
 
@@ -258,7 +296,9 @@ def test_a_process_that_never_begins_is_given_up():
     ],
 )
 def test_what_an_environment_has_started_ends_with_it(end, trouble, message, tmp_path):
-    """Also once it hangs, has ended, or has raised an error that cannot be sent to another process."""
+    """Also once it hangs, has ended, or has raised an error that cannot be sent to another
+    process.
+    """
     params = json.dumps({"simulator": str(tmp_path / "simulator"), trouble or "limit": 1})
     envs = make_host(TOYS + "Toy-v0", 1, 0, params, step_timeout=2.0)
     envs.reset()
@@ -275,7 +315,9 @@ def test_what_an_environment_has_started_ends_with_it(end, trouble, message, tmp
 
 @pytest.mark.slow
 def test_runs_may_be_in_processes_of_other_programs(tmp_path):
-    """Processes of environments do not import the program, nor does the temporary folder of multiprocessing go."""
+    """Processes of environments do not import the program, nor does the temporary folder of
+    multiprocessing go.
+    """
     program = tmp_path / "program.py"
     code = f"""
         import os, sys
@@ -299,21 +341,33 @@ def test_runs_may_be_in_processes_of_other_programs(tmp_path):
         """
     program.write_text(textwrap.dedent(code))
     done = run_python(program)
-    assert done.stdout.split() == ["__main__", "(2,", "4)", "__mp_main__", "(2,", "4)", "True"], done.stderr
+    assert done.stdout.split() == ["__main__", "(2,", "4)", "__mp_main__", "(2,", "4)", "True"], (
+        done.stderr
+    )
 
 
 def test_evaluations_count_whole_games_unless_told_otherwise():
     for flags, wanted in (
         ({"env_params": '{"reward_clip": true}'}, {"reward_clip": False}),
-        ({"env_params": '{"episodic_life": true}', "eval_env_params": '{"a": 1}'}, {"episodic_life": False, "a": 1}),
+        (
+            {"env_params": '{"episodic_life": true}', "eval_env_params": '{"a": 1}'},
+            {"episodic_life": False, "a": 1},
+        ),
         ({"eval_env_params": '{"episodic_life": true}'}, {"episodic_life": True}),
-        ({"env": "gymnasium:ale_py:ALE/Pong-v5", "vectorization": "vector"}, {"reward_clipping": False}),
+        (
+            {"env": "gymnasium:ale_py:ALE/Pong-v5", "vectorization": "vector"},
+            {"reward_clipping": False},
+        ),
         ({"env": "gymnasium:ale_py:ALE/Pong-v5", "vectorization": "async"}, {}),
     ):
-        assert read_params(evaluation_params({"env": "envpool:Pong-v5", "env_params": ""} | flags)) == wanted
+        assert (
+            read_params(evaluation_params({"env": "envpool:Pong-v5", "env_params": ""} | flags))
+            == wanted
+        )
 
 
-# ---------------------------------------------------------------------------------------------------- slots and queues
+# --------------------------------------------------------------------------------------------------
+# slots and queues
 
 
 def in_threads(*functions: Callable[[], None]) -> list[threading.Thread]:
@@ -325,8 +379,11 @@ def in_threads(*functions: Callable[[], None]) -> list[threading.Thread]:
 
 def test_readers_see_whole_versions_only():
     """While others are published that are still being computed."""
-    device, wrong, found = jax.devices()[0], [], set()
-    slots, tree = ParameterSlots([device]), [jnp.zeros((100, 100)) for _ in range(4)]
+    device = jax.devices()[0]
+    wrong = []
+    found = set()
+    slots = ParameterSlots([device])
+    tree = [jnp.zeros((100, 100)) for _ in range(4)]
     advance = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.tanh(x @ x) * 0 + x + 1, tree))
     slots.publish(0, tree)
 
@@ -334,7 +391,9 @@ def test_readers_see_whole_versions_only():
         last = 0
         while last < 39 and not wrong:
             version, params = slots.latest(device)
-            if {float(x[i, i]) for x in params for i in (0, -1)} != {float(version)} or version < last:
+            if {float(x[i, i]) for x in params for i in (0, -1)} != {
+                float(version)
+            } or version < last:
                 wrong.append(version)
             found.add(last := version)
 
@@ -349,7 +408,8 @@ def test_readers_see_whole_versions_only():
 
 
 def test_the_queue_loses_nothing():
-    queue, stop = RolloutQueue(), threading.Event()
+    queue = RolloutQueue()
+    stop = threading.Event()
 
     def produce(actor):
         for number in itertools.takewhile(lambda _: not stop.is_set(), itertools.count()):
@@ -372,17 +432,28 @@ def test_the_queue_loses_nothing():
     for producer in producers:
         producer.join()
     queue.discard()
-    assert queue.counts == {"produced": 127, "trained": 120, "discarded": 7, "waiting": 0, "held": 0}
+    assert queue.counts == {
+        "produced": 127,
+        "trained": 120,
+        "discarded": 7,
+        "waiting": 0,
+        "held": 0,
+    }
     assert all(numbers == list(range(len(numbers))) for numbers in seen.values())
 
 
-# -------------------------------------------------------------------------------------------------------------- actors
+# --------------------------------------------------------------------------------------------------
+# actors
 
 
 def actor_on(name: str, **more: Any) -> Actor:
     def act(params, memory, key, step, seen):
         memory = np.where(seen.first, 0, memory) + 1
-        return np.full(len(memory), params % 3, np.int32), {"step": np.full(len(memory), step)}, memory
+        return (
+            np.full(len(memory), params % 3, np.int32),
+            {"step": np.full(len(memory), step)},
+            memory,
+        )
 
     args = small_args(env=name, envs_per_actor=2, num_steps=6, **more)
     return Actor(0, None, args, act, memory=np.zeros(2), version=0)
@@ -414,10 +485,18 @@ def test_rollouts_hang_together():
     ("vectorization", "toy", "rest", "first", "later"),
     [
         ("sync", "TellingToy", {"obs"}, [[0, 1, 1]], [[1, 0, 1]]),
-        ("async", "TellingGoalToy", {"achieved", "desired"}, [[1, 1], [0, 1, 0]], [[1, 0], [0, 0, 1]]),
+        (
+            "async",
+            "TellingGoalToy",
+            {"achieved", "desired"},
+            [[1, 1], [0, 1, 0]],
+            [[1, 0], [0, 0, 1]],
+        ),
     ],
 )
-def test_masks_in_infos_and_parts_of_final_observations_are_observed(vectorization, toy, rest, first, later):
+def test_masks_in_infos_and_parts_of_final_observations_are_observed(
+    vectorization, toy, rest, first, later
+):
     def mask(obs):
         found = [part.tolist() for part in jax.tree.leaves(obs["action_mask"])]
         assert all(of_one == of_other for of_one, of_other in found)
@@ -438,7 +517,9 @@ def test_masks_in_infos_and_parts_of_final_observations_are_observed(vectorizati
 
 @pytest.mark.parametrize("toy", ["Toy", "ReusingToys"])
 def test_evaluations_remember_exactly_one_episode(toy):
-    """The memory is the number of steps since it was emptied, held against the number that is observed."""
+    """The memory is the number of steps since it was emptied, held against the number that is
+    observed.
+    """
     seen_and_counted = []
 
     def act(seen, memory, keys):
@@ -446,9 +527,14 @@ def test_evaluations_remember_exactly_one_episode(toy):
         seen_and_counted.extend(zip(seen.obs[:, -1], memory, strict=True))
         return np.zeros(2, int), memory + 1
 
-    with closing(make_host(f"{TOYS}{toy}-v0", 2, 0, vectorization="sync" if toy == "Toy" else "vector")) as envs:
-        episodes = run_host_episodes(Worker("test", envs=envs), Player(lambda count: np.zeros(count, int), act), 7)
-    if toy == "ReusingToys":  # as many of each environment, or one more; those of one environment are the same
+    with closing(
+        make_host(f"{TOYS}{toy}-v0", 2, 0, vectorization="sync" if toy == "Toy" else "vector")
+    ) as envs:
+        episodes = run_host_episodes(
+            Worker("test", envs=envs), Player(lambda count: np.zeros(count, int), act), 7
+        )
+    # As many of each environment, or one more; those of one environment are the same
+    if toy == "ReusingToys":
         assert episodes.ret.tolist() == episodes.length.tolist() == [3, 3, 3, 3, 5, 5, 5]
     acting = [pair for pair in seen_and_counted if pair[0] != 100]
     assert len(acting) > 15 and all(seen == counted for seen, counted in acting)
@@ -464,13 +550,18 @@ def test_actors_copy_arrays_that_an_environment_uses_again_and_count_no_step_tha
 
 
 def test_a_worker_beyond_its_limit_is_stuck():
-    args, worker = small_args(learner_timeout=1, reset_timeout=10, step_timeout=20), Worker("actor 3")
+    args = small_args(learner_timeout=1, reset_timeout=10, step_timeout=20)
+    worker = Worker("actor 3")
 
     def busy(phase: str, seconds: float) -> str | None:
         worker.activity = Activity(phase, time.monotonic() - seconds)
         return worker.stuck(args)
 
-    for phase, flag, limit in (("reset", "reset", 10), ("env_step", "step", 20), ("act", "learner", 1)):
+    for phase, flag, limit in (
+        ("reset", "reset", 10),
+        ("env_step", "step", 20),
+        ("act", "learner", 1),
+    ):
         assert busy(phase, limit + GRACE - 1) is None
         assert busy(phase, limit + GRACE + 1) == f"--{flag}-timeout {limit}"
         assert str(worker) == f"actor 3: {phase} for {limit + GRACE + 1:.1f} s"
@@ -479,7 +570,9 @@ def test_a_worker_beyond_its_limit_is_stuck():
 
 def test_a_worker_that_has_waited_for_long_is_not_stuck_in_what_comes_next(monkeypatch):
     """Whoever watches may look between any two attributes that the worker stores."""
-    args, worker, looks = small_args(learner_timeout=1, step_timeout=1), Worker("actor 0"), []
+    args = small_args(learner_timeout=1, step_timeout=1)
+    worker = Worker("actor 0")
+    looks = []
 
     def store(worker, name, value):
         object.__setattr__(worker, name, value)
@@ -493,7 +586,8 @@ def test_a_worker_that_has_waited_for_long_is_not_stuck_in_what_comes_next(monke
         assert len(looks) >= 3 and not any(looks)
 
 
-# -------------------------------------------------------------------------------------------------------------- faults
+# --------------------------------------------------------------------------------------------------
+# faults
 
 
 @pytest.mark.parametrize(
@@ -532,7 +626,9 @@ def test_what_an_environment_gives_is_taken_as_numbers_where_it_is_such(given, f
     ],
     ids=str,
 )
-def test_what_an_environment_gives_and_nobody_can_use_is_refused_before_the_run_begins(given, message):
+def test_what_an_environment_gives_and_nobody_can_use_is_refused_before_the_run_begins(
+    given, message
+):
     toy = "Toy" if "raise_at" in given else "OddToy"
     with pytest.raises(UsageError, match=message):
         inspect_env(small_args(env=f"{TOYS}{toy}-v0", env_params=json.dumps(given)))
@@ -540,7 +636,14 @@ def test_what_an_environment_gives_and_nobody_can_use_is_refused_before_the_run_
 
 @pytest.mark.parametrize(
     "reward",
-    [np.ma.masked, np.ma.array([1.5], mask=[True]), memoryview(b"a"), b"a", np.timedelta64(5, "s"), 1j],
+    [
+        np.ma.masked,
+        np.ma.array([1.5], mask=[True]),
+        memoryview(b"a"),
+        b"a",
+        np.timedelta64(5, "s"),
+        1j,
+    ],
     ids=lambda reward: type(reward).__name__,
 )
 def test_a_reward_that_only_looks_like_a_number_is_refused(reward):
@@ -606,7 +709,8 @@ def test_of_infos_only_numbers_are_gathered(vectorization):
 
 
 def test_an_environment_that_hangs_at_the_first_look_is_given_up(tmp_path, monkeypatch):
-    stuck, hangs = Worker.stuck, (tmp_path / "once").exists
+    stuck = Worker.stuck
+    hangs = (tmp_path / "once").exists
     monkeypatch.setattr(Worker, "stuck", lambda worker, limits: hangs() and stuck(worker, limits))
     monkeypatch.setattr(pmaprl.actors.threads, "GRACE", 0.0)
     args = small_args(env_params=trouble(tmp_path, hang_in_close=1), reset_timeout=0.1)
@@ -620,13 +724,19 @@ def test_an_environment_cannot_end_the_program():
     for phase in ("make", "reset", "env_step", "close"):
         with pytest.raises(FailedEnvError, match="3"), Worker("actor 0").doing(phase):
             os._exit(3)
-    code = "import os, pmaprl.actors.threads as t; w = t.Worker('a')\nwith w.doing('make'): pass\nos._exit(5)"
+    code = (
+        "import os, pmaprl.actors.threads as t; w = t.Worker('a')\nwith w.doing('make'): "
+        "pass\nos._exit(5)"
+    )
     assert run_python("-c", code, cwd=ROOT).returncode == 5
 
 
-@pytest.mark.parametrize(("cause", "tracebacks"), [(FailedEnvError("too slow"), 0), (KeyError("mine"), 1), (None, 0)])
+@pytest.mark.parametrize(
+    ("cause", "tracebacks"), [(FailedEnvError("too slow"), 0), (KeyError("mine"), 1), (None, 0)]
+)
 def test_a_restart_says_in_one_line_what_is_no_fault_of_somebodys_code(cause, tracebacks):
-    warnings, error = [], UsageError("environment X cannot be made: why")
+    warnings = []
+    error = UsageError("environment X cannot be made: why")
     error.__cause__ = cause
     batches = SimpleNamespace(
         _failures=itertools.count(1), _args=SimpleNamespace(max_restarts=1), _warn=warnings.append
@@ -654,7 +764,9 @@ def test_an_error_in_a_process_comes_once_with_its_traceback_there(capfd, recwar
     [
         ({"hang_at": 20}, "async", "--step-timeout"),
         ({"nan_at": 20}, "sync", "observation of environment 0"),
-        pytest.param({"nan_reward_at": 20}, "sync", "reward of environment 0", marks=pytest.mark.slow),
+        pytest.param(
+            {"nan_reward_at": 20}, "sync", "reward of environment 0", marks=pytest.mark.slow
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -662,7 +774,9 @@ def test_an_actor_that_fails_begins_anew(what, vectorization, words, tmp_path, c
     small = {"envs_per_actor": 2, "actor_threads": 1, "total_timesteps": 10 * 16}
     small |= {"step_timeout": 1.5} if "hang_at" in what else {}
     params = trouble(tmp_path, **what)
-    train(tmp_path / "run", vectorization=vectorization, env_params=params, eval_episodes=2, **small)
+    train(
+        tmp_path / "run", vectorization=vectorization, env_params=params, eval_episodes=2, **small
+    )
     errors = capfd.readouterr().err
     assert words in errors and "1 of 10" in errors
     assert rows(tmp_path / "run")[-1]["actors/restarts"] == 1
@@ -681,7 +795,9 @@ def test_a_learner_without_rollouts_says_what_every_actor_does(tmp_path):
         train(tmp_path / "run", env_params='{"sleep": 0.3}', learner_timeout=1.0)
 
 
-def test_an_evaluation_that_fails_is_played_once_more_and_does_not_stop_the_training(tmp_path, monkeypatch, capfd):
+def test_an_evaluation_that_fails_is_played_once_more_and_does_not_stop_the_training(
+    tmp_path, monkeypatch, capfd
+):
     failures = iter((SystemExit("no way"), RuntimeError("no way")) * 10)
 
     def fail(*_, **__):
@@ -690,14 +806,25 @@ def test_an_evaluation_that_fails_is_played_once_more_and_does_not_stop_the_trai
     monkeypatch.setattr(pmaprl.actors.host_evaluation, "run_host_episodes", fail)
     with pytest.raises(TrainingError, match="step 1,280 failed twice: RuntimeError: no way"):
         train(tmp_path / "run", eval_interval=128, total_timesteps=10 * 128)
-    assert "step 128 failed twice" in capfd.readouterr().err and not list(failures), "each of ten evaluations"
-    assert checkpoint_steps(tmp_path / "run") == [10 * 128] and result_of(tmp_path / "run")["status"] == "failed"
+    assert "step 128 failed twice" in capfd.readouterr().err and not list(failures), (
+        "each of ten evaluations"
+    )
+    assert (
+        checkpoint_steps(tmp_path / "run") == [10 * 128]
+        and result_of(tmp_path / "run")["status"] == "failed"
+    )
 
 
-def test_an_evaluation_is_repeated_exactly_and_every_episode_begins_with_a_seed_of_its_own(tmp_path, monkeypatch):
+def test_an_evaluation_is_repeated_exactly_and_every_episode_begins_with_a_seed_of_its_own(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(pmaprl.actors.host_evaluation, "MOST_ENVS", 2)
-    args, seeds, warnings = small_args(eval_episodes=3, env_params=trouble(tmp_path, raise_at=3)), [], []
-    algorithm = SimpleNamespace(initial_memory=lambda count: (), act=lambda *seen: (np.zeros(2, int), ()))
+    args = small_args(eval_episodes=3, env_params=trouble(tmp_path, raise_at=3))
+    seeds = []
+    warnings = []
+    algorithm = SimpleNamespace(
+        initial_memory=lambda count: (), act=lambda *seen: (np.zeros(2, int), ())
+    )
     evaluation = HostEvaluation(args, algorithm, warnings.append)
     make = evaluation._make_envs
     monkeypatch.setattr(evaluation, "_make_envs", lambda seed: seeds.append(seed) or make(seed))
@@ -705,22 +832,31 @@ def test_an_evaluation_is_repeated_exactly_and_every_episode_begins_with_a_seed_
     assert same_bits(failed, fine) and len(fine.ret) == 3
     assert seeds == [SEED, SEED, SEED + 2], "the second one has the environments of the first"
     evaluation.stop()
-    assert warnings == ["the evaluation failed and is played once more: RuntimeError: the toy was told to fail"]
+    assert warnings == [
+        "the evaluation failed and is played once more: RuntimeError: the toy was told to fail"
+    ]
 
 
 @pytest.mark.parametrize(("toy", "made"), [("Toy", 1), ("StubbornToy", 3), ("ReusingToys", 3)])
-def test_evaluations_keep_environments_that_begin_anew_with_a_seed_and_close_them(toy, made, monkeypatch):
+def test_evaluations_keep_environments_that_begin_anew_with_a_seed_and_close_them(
+    toy, made, monkeypatch
+):
     """Others are made anew, and begin as they did."""
     vectorization = "vector" if toy == "ReusingToys" else "sync"
     args = small_args(env=f"{TOYS}{toy}-v0", eval_episodes=2, vectorization=vectorization)
-    starts, new, closed = [], [], []
-    algorithm = SimpleNamespace(initial_memory=lambda count: (), act=lambda *seen: (np.zeros(2, int), ()))
+    starts = []
+    new = []
+    closed = []
+    algorithm = SimpleNamespace(
+        initial_memory=lambda count: (), act=lambda *seen: (np.zeros(2, int), ())
+    )
     evaluation = HostEvaluation(args, algorithm, pytest.fail)
     make = evaluation._make_envs
 
     def watched(seed):
         envs = make(seed)
-        close, reset = envs.close, envs.reset
+        close = envs.close
+        reset = envs.reset
         monkeypatch.setattr(envs, "close", lambda: closed.append(seed) or close())
         monkeypatch.setattr(envs, "reset", lambda: starts.append(reset()) or starts[-1])
         new.append(seed)
@@ -738,12 +874,18 @@ def test_evaluations_have_parameters_of_their_own(tmp_path):
     result = train(tmp_path / "run", env_params='{"limit": 7}', eval_env_params='{"limit": 3}')
     assert result.evaluation["eval/length_mean"] == [3.0]
     assert rows(tmp_path / "run")[-1]["episode/length"] == 7
-    assert play.play(play.Args(run=str(tmp_path / "run"), env=TOY, episodes=2)).length.tolist() == [3, 3]
+    assert play.play(play.Args(run=str(tmp_path / "run"), env=TOY, episodes=2)).length.tolist() == [
+        3,
+        3,
+    ]
 
 
 @pytest.mark.slow
 def test_a_thread_that_hangs_ends_the_run_with_its_work_saved(tmp_path):
-    flags = "--vectorization sync --step-timeout 0.5 --num-steps 4 --envs-per-actor 2 --hidden-sizes 4 --quiet"
+    flags = (
+        "--vectorization sync --step-timeout 0.5 --num-steps 4 --envs-per-actor 2 "
+        "--hidden-sizes 4 --quiet"
+    )
     words = [*flags.split(), "--env", TOY, "--env-params", '{"hang_at": 30}', "--run-dir", "run"]
     process = start_script(*words, cwd=tmp_path, script=SCRIPT, PYTHONPATH=str(ROOT / "tests"))
     output, _ = process.communicate(timeout=60)
@@ -752,10 +894,17 @@ def test_a_thread_that_hangs_ends_the_run_with_its_work_saved(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
 def test_signals_leave_no_process_behind(number, code, tmp_path):
-    """Not even one that hangs without listening to anybody. A terminal sends SIGINT to all of the program's group."""
-    flags = "--num-steps 4 --envs-per-actor 2 --hidden-sizes 4 --total-timesteps 1e8 --log-interval 64 --run-dir run"
+    """Not even one that hangs without listening to anybody. A terminal sends SIGINT to all of the
+    program's group.
+    """
+    flags = (
+        "--num-steps 4 --envs-per-actor 2 --hidden-sizes 4 --total-timesteps 1e8 "
+        "--log-interval 64 --run-dir run"
+    )
     params = trouble(tmp_path, sleep=0.01, spin_at=30, simulator=str(tmp_path / "simulator"))
     words = *flags.split(), "--eval-interval", 64, "--env", TOY, "--env-params", params
     with tempfile.TemporaryDirectory() as temporary:  # a short name
@@ -796,12 +945,16 @@ def test_a_kill_leaves_nothing_of_environments_that_are_being_made(tmp_path):
     code = "import slow; slow.Processes(slow.Slow, 2, None, None)"
     with tempfile.TemporaryDirectory() as temporary:  # a short name
         paths = {"PYTHONPATH": f"{ROOT / 'common'}{os.pathsep}{tmp_path}", "TMPDIR": temporary}
-        process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=os.environ | paths)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | paths
+        )
         wait_until(lambda: len(list(tmp_path.glob("simulator*"))) == 2)
         assert os.listdir(temporary)
         process.kill()
         process.wait()
-        simulators = [int(path.name.removeprefix("simulator")) for path in tmp_path.glob("simulator*")]
+        simulators = [
+            int(path.name.removeprefix("simulator")) for path in tmp_path.glob("simulator*")
+        ]
         wait_until(lambda: not any(map(runs, simulators)))
         wait_until(lambda: not os.listdir(temporary))
 
@@ -861,7 +1014,11 @@ def test_observations_of_64_bits_get_a_type_of_32_that_holds_their_bounds(low, h
 
 @pytest.mark.parametrize(
     ("value", "dtype"),
-    [(np.int64([5, 2**31]), np.int32), (np.uint64([2**64 - 1]), np.int32), (np.int64([256]), np.uint8)]
+    [
+        (np.int64([5, 2**31]), np.int32),
+        (np.uint64([2**64 - 1]), np.int32),
+        (np.int64([256]), np.uint8),
+    ]
     + [(np.float64([1e39]), np.float32), (np.float32([0.5]), np.int32), (np.int64([2]), bool)],
 )
 def test_a_number_that_a_type_does_not_hold_is_named(value, dtype):
@@ -872,7 +1029,9 @@ def test_a_number_that_a_type_does_not_hold_is_named(value, dtype):
 
 
 def test_an_observation_outside_of_its_bounds_does_not_wrap():
-    spec = Conversion("E", gymnasium.spaces.Box(0, 9, (1,), np.int64), gymnasium.spaces.Discrete(2)).spec
+    spec = Conversion(
+        "E", gymnasium.spaces.Box(0, 9, (1,), np.int64), gymnasium.spaces.Discrete(2)
+    ).spec
     envs = SimpleNamespace(spec=spec, num_envs=1, reset=lambda: np.int64([[5_000_000_000]]))
     with pytest.raises(FailedEnvError, match="5000000000"):
         Stepper(Worker("actor 0", envs=envs))

@@ -1,4 +1,6 @@
-"""The promises that PPO, recurrent PPO, PQN, DQN and SAC keep: X1 to X6 and X8 to X11 of CONTRIBUTING.md."""
+"""The promises that PPO, recurrent PPO, PQN, DQN and SAC keep: X1 to X6 and X8 to X11 of
+CONTRIBUTING.md.
+"""
 
 import functools
 import re
@@ -45,12 +47,23 @@ from pmaprl.envs.variation import run_env
 EASY = {"normalize_obs": True, "decorrelate": True, "lr_schedule": "kl-adaptive"}
 BLOCKS_OF_TWO = {"num_minibatches": 16, "exploration_loss": "symmetric-kl", "reset_pool": 6}
 RECURRENT = {"bptt_length": 4, "obs_prev_action_reward": True, "normalize_obs": True}
-RECIPE = {"batch_size": 8, "utd_ratio": 0.125, "hidden_sizes": (8, 8), "critic_hidden_sizes": (8, 8)}  # groups of two
+# Groups of two
+RECIPE = {
+    "batch_size": 8,
+    "utd_ratio": 0.125,
+    "hidden_sizes": (8, 8),
+    "critic_hidden_sizes": (8, 8),
+}
 CASES = {
     "ppo": (small_args, "CartPole-v1", EASY, 4),
     "memory": (small_rnn_args, "Endings", RECURRENT, 4),
     "pqn": (small_pqn_args, "Endings", {"normalize_obs": True, "rnn": "gru", "rnn_size": 8}, 4),
-    "sac": (small_sac_args, "Pendulum-v1", RECIPE | {"recipe": "xqc", "critic_bins": 5, "policy_frequency": 2}, 4),
+    "sac": (
+        small_sac_args,
+        "Pendulum-v1",
+        RECIPE | {"recipe": "xqc", "critic_bins": 5, "policy_frequency": 2},
+        4,
+    ),
     "ppo, multidiscrete": (small_args, "TwoDials", BLOCKS_OF_TWO, 2),
     "ppo, masked": (small_args, "Fussy", {"normalize_obs": True, "decorrelate": True}, 2),
     "memory, continuous": (small_rnn_args, "Pendulum-v1", {"rnn": "lstm", "share_torso": True}, 2),
@@ -61,7 +74,9 @@ CASES = {
     "sac, simba": (small_sac_args, "Pendulum-v1", RECIPE | {"recipe": "simba"}, 2),
 }
 DEFAULT = "ppo", "memory", "pqn", "sac", "dqn"
-BY_CASE = [pytest.param(case, marks=[] if case in DEFAULT else [pytest.mark.slow]) for case in CASES]
+BY_CASE = [
+    pytest.param(case, marks=[] if case in DEFAULT else [pytest.mark.slow]) for case in CASES
+]
 
 
 @functools.cache
@@ -80,7 +95,9 @@ def after(updates: int, case: str, num_devices: int, seed: int, num_seeds: int =
 
 @pytest.mark.parametrize("case", BY_CASE)
 def test_x1_x3_x8_an_experiment_is_the_same_on_any_number_of_devices_and_beside_other_seeds(case):
-    """After twelve updates, in ten of which SAC learns: seeds 5 and 6 alone on a device, and together on several."""
+    """After twelve updates, in ten of which SAC learns: seeds 5 and 6 alone on a device, and
+    together on several.
+    """
     start, _ = after(0, case, 1, 5)
     together, metrics = after(12, case, CASES[case][3], 5, num_seeds=2)
     assert replicas_are_identical(together)
@@ -93,14 +110,19 @@ def test_x1_x3_x8_an_experiment_is_the_same_on_any_number_of_devices_and_beside_
         assert relative_difference(one.actors.tracker, ours.actors.tracker) < 1e-5
         assert relative_difference(one, ours) < 1e-4  # the replay buffer, too
         assert relative_difference(one.learner.params, others.learner.params) > 0.01
-        assert relative_difference(acting_part(one.learner), acting_part(to_host(start).learner)) > 1e-3
+        assert (
+            relative_difference(acting_part(one.learner), acting_part(to_host(start).learner))
+            > 1e-3
+        )
         loss = {"sac": "loss/q1", "pqn": "loss/q", "dqn": "loss/q"}.get(case[:3], "loss/total")
         assert metrics[loss][place] == pytest.approx(float(one_metrics[loss][0]), rel=1e-3)
 
 
 @pytest.mark.parametrize("case", BY_CASE)
 def test_x9_every_collective_waits_for_the_one_before_it(case):
-    """Two at once take all threads of XLA's runtime for CPUs: the devices wait for each other until it ends them."""
+    """Two at once take all threads of XLA's runtime for CPUs: the devices wait for each other until
+    it ends them.
+    """
     _, update = programs_of(case, CASES[case][3], 2)
     assert not collectives_beside_each_other(update)
 
@@ -114,11 +136,18 @@ def test_x8_no_orthogonal_matrix_is_made_for_several_seeds_at_once():
 
 
 def minibatches_over(num_devices, num_steps, num_envs, num_minibatches, epochs=2, seed=0):
-    """Global (step, env) of every sample, [E, M, samples, 2] with the devices' parts one after the other."""
-    local, key = num_envs // num_devices, jax.random.key(seed)
-    indices = over_devices(lambda: minibatch_indices(key, num_steps, local, epochs, num_minibatches), num_devices)
+    """Global (step, env) of every sample, [E, M, samples, 2] with the devices' parts one after the
+    other.
+    """
+    local = num_envs // num_devices
+    key = jax.random.key(seed)
+    indices = over_devices(
+        lambda: minibatch_indices(key, num_steps, local, epochs, num_minibatches), num_devices
+    )
     indices = np.moveaxis(np.asarray(indices), 0, 2)  # [E, M, D, samples]
-    samples = np.stack([indices // local, indices % local + local * np.arange(num_devices)[:, None]], axis=-1)
+    samples = np.stack(
+        [indices // local, indices % local + local * np.arange(num_devices)[:, None]], axis=-1
+    )
     return samples.reshape(epochs, num_minibatches, -1, 2)
 
 
@@ -126,7 +155,9 @@ def minibatches_over(num_devices, num_steps, num_envs, num_minibatches, epochs=2
 def test_x2_every_sample_is_in_one_minibatch_of_each_epoch_on_any_number_of_devices(sizes):
     num_steps, num_envs, num_minibatches = sizes
     width = block_width(num_steps, num_minibatches)
-    one, *several = (minibatches_over(count, *sizes) for count in (1, 2, 8) if num_envs // width % count == 0)
+    one, *several = (
+        minibatches_over(count, *sizes) for count in (1, 2, 8) if num_envs // width % count == 0
+    )
     numbers = one @ [num_envs, 1]  # each sample as a number, [E, M, samples]
     for samples in several:
         np.testing.assert_array_equal(np.sort(samples @ [num_envs, 1]), np.sort(numbers))
@@ -137,11 +168,15 @@ def test_x2_every_sample_is_in_one_minibatch_of_each_epoch_on_any_number_of_devi
     assert not np.array_equal(one[0], one[1])
     assert not np.array_equal(one, minibatches_over(1, *sizes, seed=1))
     if sizes == (8, 16, 16):
-        assert len(set(map(tuple, one[0, 0] % [num_steps, width]))) > 1, "blocks are permuted independently"
+        assert len(set(map(tuple, one[0, 0] % [num_steps, width]))) > 1, (
+            "blocks are permuted independently"
+        )
 
 
 def test_x2_many_steps_do_not_stay_in_the_order_of_time():
-    """Of two neighbours in the shuffled order, the earlier step comes first in half of all cases."""
+    """Of two neighbours in the shuffled order, the earlier step comes first in half of all
+    cases.
+    """
     order = minibatches_over(1, 65_536, 1, 1)[:, 0, :, 0]
     np.testing.assert_array_equal(np.sort(order), [range(65_536)] * 2)
     assert np.mean(np.diff(order) > 0) == pytest.approx(0.5, abs=0.03)
@@ -155,15 +190,25 @@ def test_x2_environment_ids_and_keys_are_global():
         local = 16 // devices
         ids = over_devices(lambda local=local: global_ids(local), devices)
         np.testing.assert_array_equal(ids.ravel(), np.arange(16))
-        keys = over_devices(lambda n=local: jax.random.key_data(rollout_keys(jax.random.key(3), 5, n)), devices)
+        keys = over_devices(
+            lambda n=local: jax.random.key_data(rollout_keys(jax.random.key(3), 5, n)), devices
+        )
         keys = np.moveaxis(np.asarray(keys), 0, 1).reshape(5, 16, 2)  # [T, N, 2]
         assert len(set(map(tuple, keys.reshape(-1, 2)))) == 5 * 16
-        np.testing.assert_array_equal(keys[4, 11], jax.random.key_data(jax.random.fold_in(root, 11)))
+        np.testing.assert_array_equal(
+            keys[4, 11], jax.random.key_data(jax.random.fold_in(root, 11))
+        )
 
 
-ADAPTIVE = {"env": "Pendulum-v1", "normalize_obs": True, "lr_schedule": "kl-adaptive", "decorrelate": True}
+ADAPTIVE = {
+    "env": "Pendulum-v1",
+    "normalize_obs": True,
+    "lr_schedule": "kl-adaptive",
+    "decorrelate": True,
+}
 ANNEALED = {"env_params": '{"max_steps_in_episode": 30}', "bptt_length": 4, "ent_fraction": 0.9}
-FALLING = {"env_params": '{"max_steps_in_episode": 30}', "num_seeds": 2}  # epsilon, until the fifth update
+# Epsilon, until the fifth update
+FALLING = {"env_params": '{"max_steps_in_episode": 30}', "num_seeds": 2}
 RINGS = {"num_seeds": 2}  # of 20 slots: wrapped once when it stops, and again at its end
 RINGS |= {"recipe": "crossq", "critic_hidden_sizes": (9,), "normalize_rewards": True}
 RUNS = {
@@ -176,10 +221,17 @@ RUNS = {
 
 
 def check_runs(case, moved_to_four, tmp_path, monkeypatch):
-    """All updates at once, or some (then logged, evaluated and saved) and the rest, on the same 2 devices or on 4."""
+    """All updates at once, or some (then logged, evaluated and saved) and the rest, on the same 2
+    devices or on 4.
+    """
     algorithm, small, update, chunk, updates, stop, flags = RUNS[case]
-    flags |= {"total_timesteps": updates * update - 3, "log_interval": chunk, "eval_interval": 3 * chunk}
-    flags |= {"num_devices": 2, "hidden_sizes": (9,)}  # no other test has nets of this size compiled
+    flags |= {
+        "total_timesteps": updates * update - 3,
+        "log_interval": chunk,
+        "eval_interval": 3 * chunk,
+    }
+    # No other test has nets of this size compiled
+    flags |= {"num_devices": 2, "hidden_sizes": (9,)}
 
     def run(name, **more):
         return algorithm.train(small(**flags | more, run_dir=str(tmp_path / name)))
@@ -190,9 +242,12 @@ def check_runs(case, moved_to_four, tmp_path, monkeypatch):
     assert watch.steps == sorted({*range(chunk, end, chunk), end})
     programs = [chunks for name, chunks in watch.compiled if "_fun" in str(name)]
     assert programs == [0, 0, 0], "init, update and evaluate, each once and before the first chunk"
-    result, rows = result_of(whole.run_dir), metric_rows(whole.run_dir)
+    result = result_of(whole.run_dir)
+    rows = metric_rows(whole.run_dir)
     assert whole.env_steps == result["env_steps"] == update * result["updates"] == end
-    assert [row["env_steps"] for row in rows if {"params/norm", "loss/q1", "loss/q"} & row.keys()] == watch.steps
+    assert [
+        row["env_steps"] for row in rows if {"params/norm", "loss/q1", "loss/q"} & row.keys()
+    ] == watch.steps
     assert algorithm not in (sac, dqn) or rows[-1]["gradient_updates"] == [(end - 32) // 8] * 2
 
     part = run("part", stop_after=stop * update)
@@ -209,8 +264,12 @@ def check_runs(case, moved_to_four, tmp_path, monkeypatch):
     assert watch.bytes[1] == watch.bytes[3], "memory grows from chunk to chunk"
 
     if moved_to_four:
-        moved = algorithm.train(algorithm.Args.from_run(tmp_path / "other", quiet=True, num_devices=4))
-        assert relative_difference(whole.params, moved.params) < (1e-4 if algorithm in (sac, dqn) else 1e-5)
+        moved = algorithm.train(
+            algorithm.Args.from_run(tmp_path / "other", quiet=True, num_devices=4)
+        )
+        assert relative_difference(whole.params, moved.params) < (
+            1e-4 if algorithm in (sac, dqn) else 1e-5
+        )
         assert result_of(moved.run_dir)["updates"] == updates
 
 
@@ -240,19 +299,28 @@ class OracleCritic(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("num_seeds", "backend"), [(1, "cpu"), (1, "gpu"), pytest.param(3, "cpu", marks=pytest.mark.slow)]
+    ("num_seeds", "backend"),
+    [(1, "cpu"), (1, "gpu"), pytest.param(3, "cpu", marks=pytest.mark.slow)],
 )
 def test_x6_bootstrap_through_the_whole_update(monkeypatch, num_seeds, backend):
-    """Several seeds are under vmap; a GPU computes values at time limits in another way, which a CPU can follow."""
+    """Several seeds are under vmap; a GPU computes values at time limits in another way, which a
+    CPU can follow.
+    """
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     args = small_args(num_seeds=num_seeds, hidden_sizes=(4,))
-    for reward, value, next_value, terminated, truncated in calls_of_gae(monkeypatch, args, OracleCritic, 2):
-        episode, step = value // 100, value % 100
-        for kind, is_kind in enumerate([terminated & ~truncated, truncated & ~terminated, terminated & truncated]):
+    for reward, value, next_value, terminated, truncated in calls_of_gae(
+        monkeypatch, args, OracleCritic, 2
+    ):
+        episode = value // 100
+        step = value % 100
+        for kind, is_kind in enumerate(
+            [terminated & ~truncated, truncated & ~terminated, terminated & truncated]
+        ):
             assert is_kind.sum() > 5
             assert set(episode[is_kind] % 3) == {kind}
         np.testing.assert_array_equal(reward, episode % 7 + 0.5 * (step + 1))
-        # the value of the observation that truly follows: the same episode, one step on, never that of a reset
+        # the value of the observation that truly follows: the same episode, one step on, never that
+        # of a reset
         np.testing.assert_array_equal(next_value[~terminated], value[~terminated] + 1)
 
 
@@ -271,7 +339,9 @@ class OracleQ(nn.Module):
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.slow)])
 def test_x6_q_learning_bootstraps_from_what_truly_follows(monkeypatch, backend):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    for reward, next_value, terminated, _ in calls_of_gae(monkeypatch, small_pqn_args(), OracleQ, 2):
+    for reward, next_value, terminated, _ in calls_of_gae(
+        monkeypatch, small_pqn_args(), OracleQ, 2
+    ):
         episode, step = (part[~terminated] for part in np.divmod(next_value, 100))
         np.testing.assert_array_equal(reward[~terminated], episode % 7 + 0.5 * step)
 
@@ -285,16 +355,30 @@ def test_what_is_learned_does_not_depend_on_the_scale_of_rewards():
         return to_host(run_updates(small_args(**flags), env, 2, 10)[0]).learner.params
 
     for flags, allowed in (({}, (0, 1e-3)), ({"normalize_returns": False}, (0.1, np.inf))):
-        assert allowed[0] <= relative_difference(learned(0.01, **flags), learned(100.0, **flags)) < allowed[1]
+        assert (
+            allowed[0]
+            <= relative_difference(learned(0.01, **flags), learned(100.0, **flags))
+            < allowed[1]
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("users_compiler")
 def test_every_seed_learns_cartpole_and_keeps_it(tmp_path):
     """Twelve with two fifths of the default steps; what 200 seeds do is in docs/ppo.md."""
-    flags = {"num_seeds": 12, "seed": 500, "total_timesteps": 200_000, "eval_interval": 50_000, "eval_episodes": 16}
-    result = ppo.train(ppo.Args(**flags, quiet=True, checkpoint_interval=0, run_dir=str(tmp_path / "run")))
-    rows = [row["eval/return_mean"] for row in metric_rows(result.run_dir) if "eval/return_mean" in row]
+    flags = {
+        "num_seeds": 12,
+        "seed": 500,
+        "total_timesteps": 200_000,
+        "eval_interval": 50_000,
+        "eval_episodes": 16,
+    }
+    result = ppo.train(
+        ppo.Args(**flags, quiet=True, checkpoint_interval=0, run_dir=str(tmp_path / "run"))
+    )
+    rows = [
+        row["eval/return_mean"] for row in metric_rows(result.run_dir) if "eval/return_mean" in row
+    ]
     assert len(rows) == 4
     assert min(rows[-1]) >= 495 and np.mean(rows[2]) > 480
 
@@ -304,15 +388,33 @@ def test_every_seed_learns_cartpole_and_keeps_it(tmp_path):
     ("args", "env", "swept"),
     [
         (small_args, "BribedEndings", ("learning_rate=log:1e-3:1e-2", "env.bonus=uniform:-5:5")),
-        (small_rnn_args, "BribedEndings", ("learning_rate=log:1e-3:1e-2", "env.bonus=uniform:-5:5")),
-        (small_pqn_args, "BribedEndings", ("learning_rate=log:1e-3:1e-2", "env.bonus=uniform:-5:5")),
-        (small_sac_args, "Pendulum-v1", ("q_lr=log:1e-3:1e-2", "alpha=uniform:0.05:0.5", "env.g=log:3:30")),
-        (small_dqn_args, "BribedEndings", ("learning_rate=log:1e-3:1e-2", "env.bonus=uniform:-5:5")),
+        (
+            small_rnn_args,
+            "BribedEndings",
+            ("learning_rate=log:1e-3:1e-2", "env.bonus=uniform:-5:5"),
+        ),
+        (
+            small_pqn_args,
+            "BribedEndings",
+            ("learning_rate=log:1e-3:1e-2", "env.bonus=uniform:-5:5"),
+        ),
+        (
+            small_sac_args,
+            "Pendulum-v1",
+            ("q_lr=log:1e-3:1e-2", "alpha=uniform:0.05:0.5", "env.g=log:3:30"),
+        ),
+        (
+            small_dqn_args,
+            "BribedEndings",
+            ("learning_rate=log:1e-3:1e-2", "env.bonus=uniform:-5:5"),
+        ),
     ],
     ids=["ppo", "memory", "pqn", "sac", "dqn"],
 )
 def test_x8_a_member_equals_the_single_run_with_its_values(args, env, swept):
-    """In flags and environment; that no flag is taken from elsewhere than the learner is traced in test_flags.py."""
+    """In flags and environment; that no flag is taken from elsewhere than the learner is traced in
+    test_flags.py.
+    """
     population = args(population=2, sweep=swept, seed=5)
     together, _ = run_updates(population, run_env(population, make_env(env)), 2, 3)
     flags = as_flags(population.flags_of_members()[1], "")

@@ -1,4 +1,6 @@
-"""Illegal actions: never taken, never counted, without a NaN anywhere; and observations that have parts."""
+"""Illegal actions: never taken, never counted, without a NaN anywhere; and observations that have
+parts.
+"""
 
 import dataclasses
 from contextlib import nullcontext
@@ -52,11 +54,15 @@ NVEC = 4, 2
 
 
 def masked(logits, legal=LEGAL):
-    return Categoricals(jnp.asarray(logits, jnp.float32), NVEC, scalar=False).only(jnp.asarray(legal))
+    return Categoricals(jnp.asarray(logits, jnp.float32), NVEC, scalar=False).only(
+        jnp.asarray(legal)
+    )
 
 
 def alone(row):
-    """The distribution of one row over its legal choices alone, and those choices, of each component."""
+    """The distribution of one row over its legal choices alone, and those choices, of each
+    component.
+    """
     logits = np.random.default_rng(row).normal(size=6)
     choices = [np.flatnonzero(LEGAL[row, a:b]) for a, b in ((0, 4), (4, 6))]
     parts = (part[legal] for part, legal in zip((logits[:4], logits[4:]), choices, strict=True))
@@ -74,20 +80,30 @@ def test_a_masked_distribution_is_that_over_what_is_legal(row):
         action = jnp.array([choice[i] for choice, i in zip(choices, pick, strict=True)])
         expected = sum(part.log_prob(jnp.int32(i)) for part, i in zip(parts, pick, strict=True))
         assert float(policy.log_prob(action)) == pytest.approx(float(expected), abs=1e-6)
-    assert policy.mode().tolist() == [choice[int(part.mode())] for choice, part in zip(choices, parts, strict=True)]
+    assert policy.mode().tolist() == [
+        choice[int(part.mode())] for choice, part in zip(choices, parts, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("rising", [0, 1e-3])
 def test_no_noise_picks_what_is_illegal(rising, monkeypatch, scale=1e4):
-    """Nor the largest noise there is, where a sum of probabilities is rounded below it, or parallel sums rise."""
+    """Nor the largest noise there is, where a sum of probabilities is rounded below it, or parallel
+    sums rise.
+    """
     cumsum = jnp.cumsum
-    monkeypatch.setattr(jnp, "cumsum", lambda x, axis: cumsum(x, axis=axis) + rising * jnp.arange(x.shape[axis]))
+    monkeypatch.setattr(
+        jnp, "cumsum", lambda x, axis: cumsum(x, axis=axis) + rising * jnp.arange(x.shape[axis])
+    )
     noise = np.linspace(2**-24, 1 - 2**-24, 4001, dtype=np.float32)
     logits = scale * np.random.default_rng(0).normal(size=(100, 6))
     for legal in LEGAL:
         for rows in np.split(logits, 20):
-            policy = masked(rows[:, None].repeat(len(noise), 1), np.broadcast_to(legal, (5, len(noise), 6)))
-            first, second = np.moveaxis(np.asarray(policy.sample(np.stack([noise] * 2, -1)[None].repeat(5, 0))), -1, 0)
+            policy = masked(
+                rows[:, None].repeat(len(noise), 1), np.broadcast_to(legal, (5, len(noise), 6))
+            )
+            first, second = np.moveaxis(
+                np.asarray(policy.sample(np.stack([noise] * 2, -1)[None].repeat(5, 0))), -1, 0
+            )
             assert legal[:4][first].all() and legal[4:][second].all()
 
 
@@ -110,9 +126,14 @@ def test_a_component_without_a_legal_choice_has_them_all():
     """Others keep their mask."""
     logits = np.random.default_rng(0).normal(size=6)
     for row in range(3):
-        first, second = (LEGAL[row] & (np.arange(6) < 4)), (LEGAL[row] & (np.arange(6) >= 4))
-        for legal, same in ((first, first | (np.arange(6) >= 4)), (second, second | (np.arange(6) < 4))):
-            policy, wanted = masked(logits, legal), masked(logits, same)
+        first = LEGAL[row] & (np.arange(6) < 4)
+        second = LEGAL[row] & (np.arange(6) >= 4)
+        for legal, same in (
+            (first, first | (np.arange(6) >= 4)),
+            (second, second | (np.arange(6) < 4)),
+        ):
+            policy = masked(logits, legal)
+            wanted = masked(logits, same)
             np.testing.assert_array_equal(policy.logits, wanted.logits)
             assert policy.mode().tolist() == wanted.mode().tolist()
             assert float(policy.entropy()) == float(wanted.entropy())
@@ -125,10 +146,12 @@ def test_q_values_without_a_legal_action_are_those_without_a_mask(epsilon):
     masks = np.array([[0, 0, 0], [1, 1, 1], [0, 1, 0]], bool)
     head = QHead(Discrete(3))
     variables = head.init(jax.random.key(0), x)
-    plain, found = head.apply(variables, x), head.apply(variables, x, {MASK: masks})
+    plain = head.apply(variables, x)
+    found = head.apply(variables, x, {MASK: masks})
     np.testing.assert_array_equal(found[:2], plain[:2])
     assert np.argmax(found[2]) == 1 and np.max(found[2]) == plain[2, 1]
-    greedy, free = epsilon_greedy(plain, epsilon, {MASK: masks}), epsilon_greedy(plain, epsilon)
+    greedy = epsilon_greedy(plain, epsilon, {MASK: masks})
+    free = epsilon_greedy(plain, epsilon)
     np.testing.assert_array_equal(greedy.mode()[:2], free.mode()[:2])
     np.testing.assert_allclose(greedy.logits[:2], free.logits[:2], rtol=1e-6)
     assert int(greedy.mode()[2]) == 1
@@ -146,14 +169,20 @@ def test_parts_of_an_action_add_up():
     np.testing.assert_array_equal(second.legal, legal[:, 4:])
     action = policy.sample(action_noise(jax.random.key(1), space, (3,)))
     parts = zip((first, normal, second), jax.tree.leaves(action), strict=True)
-    np.testing.assert_allclose(policy.log_prob(action), sum(part.log_prob(x) for part, x in parts), rtol=1e-6)
-    np.testing.assert_allclose(policy.entropy(), first.entropy() + normal.entropy() + second.entropy(), rtol=1e-6)
+    np.testing.assert_allclose(
+        policy.log_prob(action), sum(part.log_prob(x) for part, x in parts), rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        policy.entropy(), first.entropy() + normal.entropy() + second.entropy(), rtol=1e-6
+    )
     assert encode_action(action, space).shape == (3, flat_size(space)) == (3, 8)
     assert all(legal[range(3), action[0]])
 
 
 def test_every_component_of_an_action_needs_a_legal_choice():
-    spec = EnvSpec("E", None, None, MultiDiscrete(NVEC))
+    spec = EnvSpec(
+        name="E", observation_space=None, obs_dtype=None, action_space=MultiDiscrete(NVEC)
+    )
     masks = np.array([[1, 0, 0, 0, 0, 1], [1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1]], bool)
     for row, stuck in enumerate((False, True, True)):
         acting = np.arange(3) == row
@@ -166,7 +195,9 @@ def test_random_actions_are_legal():
     space = Discrete(4), Box(np.full(2, -1.0), np.ones(2), (2,)), MultiDiscrete((2,))
     keys = jax.random.split(jax.random.key(0), 300)
     for legal in LEGAL:
-        choice, vector, component = jax.vmap(lambda key, legal=legal: sample(key, space, legal))(keys)
+        choice, vector, component = jax.vmap(lambda key, legal=legal: sample(key, space, legal))(
+            keys
+        )
         assert set(choice.tolist()) == set(np.flatnonzero(legal[:4]))
         assert set(component.ravel().tolist()) == set(np.flatnonzero(legal[4:]))
         assert vector.shape == (300, 2)
@@ -183,7 +214,8 @@ class ClosingParams(ToyParams):
 class Closing(Fussy):
     """Episodes end by a time limit, or by termination where their number is odd.
 
-    The last observation has all actions, with `closes` 1 none, with 2 one of them. Actions pay differently.
+    The last observation has all actions, with `closes` 1 none, with 2 one of them. Actions pay
+    differently.
     """
 
     parameters = ClosingParams()
@@ -195,11 +227,19 @@ class Closing(Fussy):
     def step_env(self, key, state, action, params):
         _, after, _, ended, info = super().step_env(key, state, action, params)
         reward = 1.0 + 0.5 * action + jnp.sin(state.episode)
-        return self.seen(after, params), after, reward, ended | (after.episode % 2 == 1) & (after.time == 5), info
+        return (
+            self.seen(after, params),
+            after,
+            reward,
+            ended | (after.episode % 2 == 1) & (after.time == 5),
+            info,
+        )
 
     def seen(self, state, params):
         is_last = (state.time >= 7) | (state.episode % 2 == 1) & (state.time == 5)
-        last = jnp.stack([jnp.ones(3, bool), jnp.zeros(3, bool), jnp.arange(3) == state.episode % 3])[params.closes]
+        last = jnp.stack(
+            [jnp.ones(3, bool), jnp.zeros(3, bool), jnp.arange(3) == state.episode % 3]
+        )[params.closes]
         obs = jnp.stack([jnp.sin(state.episode), 0.1 * state.time])
         return {"obs": obs, "action_mask": jnp.where(is_last, last, self.legal(state))}
 
@@ -220,9 +260,13 @@ CLOSING = {
 FAST = "pqn", "dqn", "sac"
 
 
-@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.slow] * (x not in FAST)) for x in CLOSING])
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x not in FAST)) for x in CLOSING]
+)
 def test_a_mask_without_a_legal_action_where_an_episode_ends_changes_nothing_that_is_learned(name):
-    """By any algorithm, not in the last bit; Q functions honour one that leaves some actions at a time limit."""
+    """By any algorithm, not in the last bit; Q functions honour one that leaves some actions at a
+    time limit.
+    """
     args = dataclasses.replace(CLOSING[name], sweep=("env.closes=0,1,2",))
     updates = 4 if hasattr(args, "update_epochs") else 30
     state, metrics = run_updates(args, wrap(Closing()), 1, updates)
@@ -235,17 +279,26 @@ def test_a_mask_without_a_legal_action_where_an_episode_ends_changes_nothing_tha
 
 
 def test_an_evaluation_in_which_nothing_was_legal_does_not_count(tmp_path, capsys):
-    """In a run it is warned of, and its return is no number; where it is played by itself, it is an error."""
-    args = small_args(env="test_masks:Stuck", num_steps=2, total_timesteps=32, run_dir=str(tmp_path), quiet=False)
+    """In a run it is warned of, and its return is no number; where it is played by itself, it is an
+    error.
+    """
+    args = small_args(
+        env="test_masks:Stuck", num_steps=2, total_timesteps=32, run_dir=str(tmp_path), quiet=False
+    )
     assert ppo.train(args).status == "finished", "which has not come to the state itself"
-    assert "does not count: test_masks:Stuck has a state without any legal action" in capsys.readouterr().err
+    assert (
+        "does not count: test_masks:Stuck has a state without any legal action"
+        in capsys.readouterr().err
+    )
     assert result_of(tmp_path)["eval/return_mean"] == [None]
     with pytest.raises(FailedEnvError, match="without any legal action"):
         play(PlayArgs(str(tmp_path), episodes=2, env="test_masks:Stuck"))
 
 
 class Stuck(Fussy):
-    """The fifth state of an episode has no legal action, and neither has the last, where nobody acts."""
+    """The fifth state of an episode has no legal action, and neither has the last, where nobody
+    acts.
+    """
 
     stuck = 4
 
@@ -260,23 +313,30 @@ ALGORITHMS = {
     "dqn": small_dqn_args(utd_ratio=0.125, total_timesteps=960),
 }
 BY_NAME = pytest.mark.parametrize(
-    "name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sac", "memory", "dqn"))]
+    "name",
+    ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sac", "memory", "dqn"))],
 )
 
 
 @BY_NAME
 def test_no_illegal_action_is_ever_taken(name, tmp_path):
-    """In training, in evaluations, and before SAC begins to learn, which wants no more entropy than legal ones have."""
+    """In training, in evaluations, and before SAC begins to learn, which wants no more entropy than
+    legal ones have.
+    """
     args = ALGORITHMS[name]
-    args.run_dir, args.log_interval = str(tmp_path / "run"), 128
+    args.run_dir = str(tmp_path / "run")
+    args.log_interval = 128
     result = module_of(args).train(args, wrap(Fussy()))
     rows = metric_rows(result.run_dir)
     assert {row["episode/return_min"] for row in rows} - {None} == {7.0}
     assert {row["policy/legal_actions_min"] for row in rows} == {1.0}
     assert result.evaluation["eval/return_min"] == [7.0]
     wanted = [row["policy/target_entropy"] for row in rows if row.get("policy/alpha") is not None]
-    # Half of the largest entropy; one action is legal in two thirds of all states, and two in the others
-    assert bool(wanted) == (name == "sac") and wanted == pytest.approx([0.5 * np.log(2) / 3] * len(wanted), rel=0.3)
+    # Half of the largest entropy; one action is legal in two thirds of all states, and two in the
+    # others
+    assert bool(wanted) == (name == "sac") and wanted == pytest.approx(
+        [0.5 * np.log(2) / 3] * len(wanted), rel=0.3
+    )
 
 
 @pytest.mark.slow
@@ -290,7 +350,9 @@ def test_a_state_without_any_legal_action_ends_the_run(tmp_path):
 
 
 class Secretive(Pusher):
-    """Its critics see more than its policies, whose actions are in a Box: no change is lost in rounding to choices."""
+    """Its critics see more than its policies, whose actions are in a Box: no change is lost in
+    rounding to choices.
+    """
 
     observations = Dict({"obs": Pusher.observations, "privileged_state": Pusher.observations})
 
@@ -300,17 +362,21 @@ class Secretive(Pusher):
 
 def values_of(module, args, env, learner, obs):
     """What the critic of an algorithm says of observations [N, ...]."""
-    params, actions = learner.params, jnp.zeros((batch_shape(obs)[0], 1))
+    params = learner.params
+    actions = jnp.zeros((batch_shape(obs)[0], 1))
     if hasattr(module, "QFunction"):
         q_function = module.QFunction(args, env.observation_space, env.action_space)
         return Ensemble(q_function, 2).apply(params.critics, obs, actions).mean()
-    first, memory = jnp.ones((1, len(actions)), bool), initial_memory("gru", 8, 1, len(actions))
+    first = jnp.ones((1, len(actions)), bool)
+    memory = initial_memory("gru", 8, 1, len(actions))
     sequence = jax.tree.map(lambda x: x[None], obs)
     if module is appo:
         network = appo.Network(args, env.observation_space, env.action_space)
         return network.apply(params, sequence, first, appo.Memory(memory, memory))[1]
     if module is ppo_rnn:
-        return ppo_rnn.Critic(args, env.spec).apply(params.critic, Inputs(sequence, first, None), memory)[0]
+        return ppo_rnn.Critic(args, env.spec).apply(
+            params.critic, Inputs(sequence, first, None), memory
+        )[0]
     return ppo.Critic(args, env.spec).apply(params.critic, obs)
 
 
@@ -322,14 +388,19 @@ def values_of(module, args, env, learner, obs):
 def test_critics_alone_see_what_is_privileged(module):
     flags = {"hidden_sizes": (8,), "normalize_obs": True, "quiet": True}
     flags |= {"rnn": "gru", "rnn_size": 8} if module in (ppo_rnn, appo) else {}
-    args, env = module.Args(**flags), wrap(Secretive())
+    args = module.Args(**flags)
+    env = wrap(Secretive())
     algorithm = module.make_algorithm(args, env.spec)
-    agent, learner = with_memory(algorithm), algorithm.init(jax.random.key(0), hp_of(args))
-    learner = learner.replace(params=jax.tree.map(lambda x: x + 0.1, learner.params))  # critics begin at zero
+    agent = with_memory(algorithm)
+    learner = algorithm.init(jax.random.key(0), hp_of(args))
+    # Critics begin at zero
+    learner = learner.replace(params=jax.tree.map(lambda x: x + 0.1, learner.params))
     numbers = np.random.default_rng(0).normal(size=(3, 5, 2)).astype(np.float32)
     obs, other = ({"obs": numbers[0], "privileged_state": more} for more in numbers[1:])
     for key in (None, jax.random.key(2)):
-        one, changed = (agent.act(learner, at_start(x), agent.initial_memory(5), key) for x in (obs, other))
+        one, changed = (
+            agent.act(learner, at_start(x), agent.initial_memory(5), key) for x in (obs, other)
+        )
         jax.tree.map(np.testing.assert_array_equal, one, changed)
     one, changed = (np.asarray(values_of(module, args, env, learner, x)) for x in (obs, other))
     assert (one != changed).all()
@@ -337,14 +408,24 @@ def test_critics_alone_see_what_is_privileged(module):
 
 @pytest.mark.slow
 def test_a_loaded_policy_does_not_ask_for_what_is_privileged(tmp_path):
-    run = {"env": "test_masks:Secretive", "normalize_obs": True, "run_dir": str(tmp_path), "eval_episodes": 4}
+    run = {
+        "env": "test_masks:Secretive",
+        "normalize_obs": True,
+        "run_dir": str(tmp_path),
+        "eval_episodes": 4,
+    }
     result = ppo.train(small_args(**run, total_timesteps=64))
-    policy, env = load_policy(tmp_path), wrap(Secretive())
+    policy = load_policy(tmp_path)
+    env = wrap(Secretive())
     obs, _ = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 5))
     public = {name: part for name, part in obs.items() if name != "privileged_state"}
     np.testing.assert_array_equal(policy(public), policy(obs))
     assert inputs_of(policy)["obs"].keys() == public.keys()
     np.testing.assert_array_equal(jax.jit(function_of(policy))(public), policy(public))
-    episodes = play_episodes(env, policy, jax.random.split(jax.random.key(1), 4))  # which gives it all there is
-    assert policy.evaluation == result.evaluation["eval/return_mean"][0] and np.isfinite(episodes.ret).all()
+    # Which gives it all there is
+    episodes = play_episodes(env, policy, jax.random.split(jax.random.key(1), 4))
+    assert (
+        policy.evaluation == result.evaluation["eval/return_mean"][0]
+        and np.isfinite(episodes.ret).all()
+    )
     assert play(PlayArgs(str(tmp_path), episodes=2, env=run["env"])).ret.shape == (2,)

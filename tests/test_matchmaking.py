@@ -1,4 +1,6 @@
-"""Members of a population that play against or with each other: who meets whom, what they learn, their ratings."""
+"""Members of a population that play against or with each other: who meets whom, what they learn,
+their ratings.
+"""
 
 import json
 from functools import partial
@@ -22,8 +24,20 @@ from pmaprl.envs.registry import make
 from pmaprl.envs.spaces import MultiDiscrete, box, sample
 
 GAME = "pgx:tic_tac_toe"
-SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
-FLAGS = SIZES | {"env": GAME, "population": 3, "opponent": "members", "normalize_obs": True, "total_timesteps": 96}
+SIZES = {
+    "num_envs": 4,
+    "num_steps": 8,
+    "num_minibatches": 2,
+    "update_epochs": 1,
+    "hidden_sizes": (4,),
+}
+FLAGS = SIZES | {
+    "env": GAME,
+    "population": 3,
+    "opponent": "members",
+    "normalize_obs": True,
+    "total_timesteps": 96,
+}
 
 
 @pytest.mark.parametrize("count", [2, 5])
@@ -41,36 +55,53 @@ def test_nobody_plays_itself_and_everybody_is_played(count):
 
 @pytest.mark.slow
 def test_learners_meet_the_policies_that_others_have_at_that_time_on_any_number_of_devices():
-    """Two members on two devices; a single run on one device does the same in the game against the other's policy."""
-    flags, game = SIZES | {"normalize_obs": True, "total_timesteps": 10**6}, make(GAME)
-    pair, single = small_args(**flags, population=2, opponent="members"), small_args(**flags)
+    """Two members on two devices; a single run on one device does the same in the game against the
+    other's policy.
+    """
+    flags = SIZES | {"normalize_obs": True, "total_timesteps": 10**6}
+    game = make(GAME)
+    pair = small_args(**flags, population=2, opponent="members")
+    single = small_args(**flags)
 
     def one_update(args, env, state):
         return functions_of(args, env).update(state, jnp.int32(1))[0]
 
     def against(other, state):
         def move(key, obs):
-            return ppo.make_ppo(single, game.spec).act(other, jax.tree.map(lambda x: x[None], obs), key)[0]
+            return ppo.make_ppo(single, game.spec).act(
+                other, jax.tree.map(lambda x: x[None], obs), key
+            )[0]
 
         return one_update(single, game.against(move), state)
 
     def begun(args):
         state = functions_of(args, game).init(jnp.arange(args.num_agents))
-        decided = jax.tree.map(lambda x: 100 * x, state.learner.params.actor)  # at first all would move by chance
-        return state.replace(learner=state.learner.replace(params=state.learner.params._replace(actor=decided)))
+        # At first all would move by chance
+        decided = jax.tree.map(lambda x: 100 * x, state.learner.params.actor)
+        return state.replace(
+            learner=state.learner.replace(params=state.learner.params._replace(actor=decided))
+        )
 
-    together, alone = over_devices(partial(begun, pair), 2), over_devices(partial(begun, single), 1)
-    both, one = (jax.jit(jax.vmap(f, axis_name=AXIS)) for f in (partial(one_update, pair, game), against))
+    together = over_devices(partial(begun, pair), 2)
+    alone = over_devices(partial(begun, single), 1)
+    both, one = (
+        jax.jit(jax.vmap(f, axis_name=AXIS)) for f in (partial(one_update, pair, game), against)
+    )
     for _ in range(2):
         alone = one(jax.tree.map(lambda x: x[:1, 1], together.learner), alone)
         together = both(together)
-        first, second = (jax.tree.map(lambda x: x[:1, place][:, None], together.learner.params) for place in range(2))
+        first, second = (
+            jax.tree.map(lambda x: x[:1, place][:, None], together.learner.params)
+            for place in range(2)
+        )
         assert relative_difference(alone.learner.params, first) < 1e-4
         assert relative_difference(alone.learner.params, second) > 1e-2, "members differ"
 
 
 class Trio(Env):
-    """Three agents earn the number whose digits they name, such as 201, and that ends the episode."""
+    """Three agents earn the number whose digits they name, such as 201, and that ends the
+    episode.
+    """
 
     agents = (0, 1, 2)
 
@@ -81,7 +112,13 @@ class Trio(Env):
         return jnp.ones(1), 0
 
     def advance(self, key, state, action):
-        return Step(jnp.ones(1), 0, action @ jnp.array([100, 10, 1]), True, False)
+        return Step(
+            obs=jnp.ones(1),
+            state=0,
+            reward=action @ jnp.array([100, 10, 1]),
+            terminated=True,
+            truncated=False,
+        )
 
 
 TEAM = SIZES | {"num_envs": 16, "population": 3, "opponent": "members", "total_timesteps": 10**6}
@@ -112,8 +149,13 @@ def test_teams_are_two_agents_of_a_member_and_one_of_another_on_any_number_of_de
         head["kernel"] *= 0
         head["bias"] = jnp.broadcast_to(100 * jnp.tile(jnp.eye(3), 3), head["bias"].shape)
     for _ in range(6):
-        states, metrics = zip(*(update(state) for state, update in zip(states, updates, strict=True)), strict=True)
-        one, two = ([found[f"episode/{name}"] for name in ("return_min", "return_max", "return")] for found in metrics)
+        states, metrics = zip(
+            *(update(state) for state, update in zip(states, updates, strict=True)), strict=True
+        )
+        one, two = (
+            [found[f"episode/{name}"] for name in ("return_min", "return_max", "return")]
+            for found in metrics
+        )
         np.testing.assert_allclose(one, two, rtol=1e-6)
         low, high, mean = one
         others = [sum(map(int, f"{int(x):03}")) - 2 * m for m, x in enumerate(high)]
@@ -134,7 +176,10 @@ def test_members_learn_nothing_of_agents_that_others_play(monkeypatch):
     state, update = begun_and_update(1, ent_coef=0.1, num_minibatches=1, clip_eps=1e-5)
     after, metrics = update(state)
     for name in ("kernel", "bias"):
-        moved = np.any(head_of(after)[name] != head_of(state)[name], axis=(0, 1, 2)[: head_of(state)[name].ndim - 1])
+        moved = np.any(
+            head_of(after)[name] != head_of(state)[name],
+            axis=(0, 1, 2)[: head_of(state)[name].ndim - 1],
+        )
         assert moved.tolist() == [True] * 3 + [False] * 6
     assert np.max(metrics["policy/clip_fraction"]) == 0, "the first ratios are 1"
     assert metrics["policy/entropy"] == pytest.approx(np.log(3), rel=1e-2), "of one component"
@@ -143,26 +188,40 @@ def test_members_learn_nothing_of_agents_that_others_play(monkeypatch):
 def test_half_of_the_agents_are_dealt_by_environment_on_any_number_of_devices():
     agents = (0, 0, 1, 2, 2, 2)
     one, two = (
-        over_devices(lambda: draw_own_components(keys_of(jax.random.key(0), 64 // n), agents), n) for n in (1, 2)
+        over_devices(lambda: draw_own_components(keys_of(jax.random.key(0), 64 // n), agents), n)
+        for n in (1, 2)
     )
     own = np.concatenate(one)
     assert np.array_equal(own, np.concatenate(two))
-    assert (own[:, 0] == own[:, 1]).all() and (own[:, 3] == own[:, 4]).all() and (own[:, 3] == own[:, 5]).all()
+    assert (
+        (own[:, 0] == own[:, 1]).all()
+        and (own[:, 3] == own[:, 4]).all()
+        and (own[:, 3] == own[:, 5]).all()
+    )
     assert (own[:, [0, 2, 3]].sum(axis=1) == 2).all() and not own.all(axis=0).any()
-    assert (draw_own_components(jax.random.split(jax.random.key(0), 64), (0, 1)).sum(axis=1) == 1).all()
+    assert (
+        draw_own_components(jax.random.split(jax.random.key(0), 64), (0, 1)).sum(axis=1) == 1
+    ).all()
 
 
 def test_golden_ratings_of_two():
-    """3 of 4 points, with a drawn game more 3.5 of 5, are 400 log10(7 / 3) ratings; who has played nobody has none."""
+    """3 of 4 points, with a drawn game more 3.5 of 5, are 400 log10(7 / 3) ratings; who has played
+    nobody has none.
+    """
     scores = np.array([[np.nan, np.nan, 0.75], [np.nan] * 3, [0.25, np.nan, np.nan]])
     found = elo_ratings(scores, games=2)
     assert np.isnan(found).tolist() == [False, True, False]
-    assert found[0] - found[2] == pytest.approx(147.19, abs=0.01) and np.nanmean(found) == pytest.approx(1000)
+    assert found[0] - found[2] == pytest.approx(147.19, abs=0.01) and np.nanmean(
+        found
+    ) == pytest.approx(1000)
     assert np.isnan(elo_ratings(np.full((2, 2), np.nan), games=2)).all()
-    assert np.isfinite(elo_ratings(np.triu(np.ones((20, 20)), 1), games=1000)).all(), "who wins all games, too"
+    assert np.isfinite(elo_ratings(np.triu(np.ones((20, 20)), 1), games=1000)).all(), (
+        "who wins all games, too"
+    )
     wanted = np.array([1300.0, 1000, 950, 750])  # found again from what they make expect
     scores = 1 / (1 + 10 ** ((wanted - wanted[:, None]) / 400))
-    scores += 0.05 * (1 - np.eye(4))  # of both orders of a pair: whoever is the row has an advantage
+    # Of both orders of a pair: whoever is the row has an advantage
+    scores += 0.05 * (1 - np.eye(4))
     np.testing.assert_allclose(elo_ratings(scores, games=10**6), wanted, atol=0.1)
 
 
@@ -172,17 +231,25 @@ class Skill(NamedTuple):
 
 @pytest.mark.slow
 def test_all_play_all_and_count_wins_and_draws():
-    game, skills = make(GAME), Skill(jnp.array([1.0, -1.0, np.nan, 1.0]))
+    game = make(GAME)
+    skills = Skill(jnp.array([1.0, -1.0, np.nan, 1.0]))
 
     def act(learner, seen, memory, key):
-        legal, keys = legal_actions(seen.obs), jax.random.split(key, len(seen.first))
+        legal = legal_actions(seen.obs)
+        keys = jax.random.split(key, len(seen.first))
         good = jax.vmap(lambda key, legal: sample(key, game.action_space, legal))(keys, legal)
         return jnp.where(learner.params < 0, jnp.argmin(legal, axis=-1), good), memory
 
     scores = play_all(game, OnPolicy(*[None] * 3, act, lambda count: ()), skills, games=200)
-    assert np.isnan(scores[2]).all() and np.isnan(scores[:, 2]).all() and np.isnan(np.diag(scores)).all()
+    assert (
+        np.isnan(scores[2]).all()
+        and np.isnan(scores[:, 2]).all()
+        and np.isnan(np.diag(scores)).all()
+    )
     assert scores[1, 0] == scores[1, 3] == 0.0
-    assert 0.9 < scores[0, 1] <= 1, "who moves first can move against the rules only on a board with a stone"
+    assert 0.9 < scores[0, 1] <= 1, (
+        "who moves first can move against the rules only on a board with a stone"
+    )
     assert scores[0, 3] != scores[3, 0] and scores[[0, 3], [3, 0]] == pytest.approx(0.5, abs=0.12)
 
 
@@ -194,8 +261,14 @@ def test_runs_resume_to_the_last_bit_and_end_with_ratings(env, tmp_path, capsys,
     again = ppo.Args.from_run(tmp_path / "b", env="builtins:NoneType" if env else GAME)
     assert ppo.train(again, env).state_sha256 == whole.state_sha256
     if env is None:
-        stored, resumed = (json.loads((tmp_path / name / "elo.json").read_text()) for name in ("a", "b"))
-        assert stored["env_steps"] == 96 and stored["games"] == 4 and np.shape(stored["scores"]) == (3, 3)
+        stored, resumed = (
+            json.loads((tmp_path / name / "elo.json").read_text()) for name in ("a", "b")
+        )
+        assert (
+            stored["env_steps"] == 96
+            and stored["games"] == 4
+            and np.shape(stored["scores"]) == (3, 3)
+        )
         assert np.mean(stored["ratings"]) == pytest.approx(1000)
         assert f"{max(stored['ratings']):.1f}" in capsys.readouterr().out
         assert resumed == stored

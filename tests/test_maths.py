@@ -27,7 +27,9 @@ BOOTSTRAP = 0.6
 
 
 def outcomes(ends):
-    """Rewards, values of the next observations and ends of five steps, [5, 1]; `ends` names those of the third one."""
+    """Rewards, values of the next observations and ends of five steps, [5, 1]; `ends` names those
+    of the third one.
+    """
     next_value = [0.4, -0.1, 0.8 if ends == "no end" else 0.7, 0.3, BOOTSTRAP]
     flags = ((np.arange(5) == 2) & (kind in ends) for kind in ("terminated", "truncated"))
     return [jnp.asarray(x)[:, None] for x in (np.float32(REWARD), np.float32(next_value), *flags)]
@@ -39,7 +41,8 @@ def outcomes(ends):
         ("no end", [3.4085205, 2.3524939, 3.5635236, 0.714007, 1.294]),
         ("terminated", [2.113975, 0.97605, 2.1, 0.714007, 1.294]),
         ("truncated", [2.7269614, 1.6278165, 2.793, 0.714007, 1.294]),
-        ("terminated and truncated", [2.113975, 0.97605, 2.1, 0.714007, 1.294]),  # whatever the last value
+        # Whatever the last value
+        ("terminated and truncated", [2.113975, 0.97605, 2.1, 0.714007, 1.294]),
     ],
 )
 def test_gae_golden_values(ends, expected):
@@ -58,38 +61,57 @@ def test_gae_golden_values(ends, expected):
     ],
 )
 def test_q_lambda_golden_values(ends, expected):
-    np.testing.assert_allclose(pqn.q_lambda_returns(*outcomes(ends), 0.99, 0.65)[:, 0], expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        pqn.q_lambda_returns(*outcomes(ends), 0.99, 0.65)[:, 0], expected, rtol=1e-6
+    )
 
 
 def test_final_values_are_put_in_for_none_to_all_also_under_vmap():
     random = np.random.default_rng(1)
     cut = random.random((5, 6, 4)) < np.array([0, 0.05, 0.3, 0.8, 1.1])[:, None, None]
-    both = cut & (random.random(cut.shape) < 0.2)  # a termination too, whose next value does not count
-    value, final_obs = jnp.asarray(random.normal(size=(5, 6, 4))), jnp.asarray(random.normal(size=(5, 6, 4, 1)))
+    # A termination too, whose next value does not count
+    both = cut & (random.random(cut.shape) < 0.2)
+    value = jnp.asarray(random.normal(size=(5, 6, 4)))
+    final_obs = jnp.asarray(random.normal(size=(5, 6, 4, 1)))
     last = jnp.asarray(random.normal(size=(5, 4, 1)))
 
     def fill(value, cut, both, last, final_obs):
-        ends = {"terminated": both, "truncated": cut, "final_obs": final_obs, "last": at_start(last), "memory": ()}
+        ends = {
+            "terminated": both,
+            "truncated": cut,
+            "final_obs": final_obs,
+            "last": at_start(last),
+            "memory": (),
+        }
         return Rollout(*[None] * 4, **ends).next_values(value, lambda obs: 10 * obs[..., 0])
 
     following = np.concatenate([value[:, 1:], 10 * last[:, None, :, 0]], axis=1)
     wanted = np.where(cut & ~both, 10 * final_obs[..., 0], following)
     np.testing.assert_array_equal(jax.vmap(fill)(value, cut, both, last, final_obs), wanted)
     for i in range(5):
-        np.testing.assert_array_equal(jax.jit(fill)(value[i], cut[i], both[i], last[i], final_obs[i]), wanted[i])
+        np.testing.assert_array_equal(
+            jax.jit(fill)(value[i], cut[i], both[i], last[i], final_obs[i]), wanted[i]
+        )
         np.testing.assert_array_equal(fill(value[i], cut[i], both[i], last[i], None), following[i])
 
 
 def test_losses():
     np.testing.assert_allclose(ppo.ratio_bounds(0.1, "ppo"), (0.9, 1.1))
     np.testing.assert_allclose(ppo.ratio_bounds(0.1, "symmetric"), (0.9090909, 1.1), rtol=1e-7)
-    ratio, advantage = jnp.array([1.0, 1.5, 0.5, 1.5, 0.5]), jnp.array([2.0, 1.0, 1.0, -1.0, -1.0])
+    ratio = jnp.array([1.0, 1.5, 0.5, 1.5, 0.5])
+    advantage = jnp.array([2.0, 1.0, 1.0, -1.0, -1.0])
     # minimum of unclipped and clipped: 2, 1.2, 0.5, -1.5, -0.8
-    np.testing.assert_allclose(ppo.policy_loss(ratio, advantage, (0.8, 1.2)), [-2, -1.2, -0.5, 1.5, 0.8])
-    value, old, target = jnp.array([1.0, 0.0, 3.0]), jnp.array([0.0, 0.0, 3.1]), jnp.array([2.0, 1.0, 3.0])
+    np.testing.assert_allclose(
+        ppo.policy_loss(ratio, advantage, (0.8, 1.2)), [-2, -1.2, -0.5, 1.5, 0.8]
+    )
+    value = jnp.array([1.0, 0.0, 3.0])
+    old = jnp.array([0.0, 0.0, 3.1])
+    target = jnp.array([2.0, 1.0, 3.0])
     np.testing.assert_allclose(ppo.value_loss(value, old, target, None), [0.5, 0.5, 0])
     # the clipped predictions are 0.2, 0 and 3: errors 1.8^2, 1, 0
-    np.testing.assert_allclose(ppo.value_loss(value, old, target, 0.2), [0.5 * 1.8**2, 0.5, 0], rtol=1e-6)
+    np.testing.assert_allclose(
+        ppo.value_loss(value, old, target, 0.2), [0.5 * 1.8**2, 0.5, 0], rtol=1e-6
+    )
 
 
 def test_no_epoch_counts_after_one_that_moves_the_policy_too_far():
@@ -99,10 +121,18 @@ def test_no_epoch_counts_after_one_that_moves_the_policy_too_far():
         params, steps = carry
         return (params, steps + 1), {"policy/approx_kl": kl, "steps_max": steps + 1}
 
-    for target, epochs in ((0.0, 3), (0.15, 2), (0.05, 1), (jnp.float32(0), 3), (jnp.float32(0.15), 2)):
+    for target, epochs in (
+        (0.0, 3),
+        (0.15, 2),
+        (0.05, 1),
+        (jnp.float32(0), 3),
+        (jnp.float32(0.15), 2),
+    ):
         (_, steps), metrics = run_epochs(step, ({}, jnp.float32(0)), divergences, target)
         assert steps == metrics["steps_max"] == 2 * metrics["policy/epochs"] == 2 * epochs
-        assert metrics["policy/approx_kl"] == pytest.approx(float(divergences[:epochs].mean()), rel=1e-5)
+        assert metrics["policy/approx_kl"] == pytest.approx(
+            float(divergences[:epochs].mean()), rel=1e-5
+        )
 
 
 def test_adapt_learning_rate():
@@ -110,7 +140,13 @@ def test_adapt_learning_rate():
         hp = hp_of(small_args(**{"lr_schedule": "kl-adaptive", "desired_kl": 0.01} | flags))
         return adapt_learning_rate(AdamState("moments", jnp.float32(rate)), kl, hp)
 
-    for kl, expected in ((0.021, 1e-3 / 1.5), (0.004, 1.5e-3), (0.01, 1e-3), (0.02, 1e-3), (0.005, 1e-3)):
+    for kl, expected in (
+        (0.021, 1e-3 / 1.5),
+        (0.004, 1.5e-3),
+        (0.01, 1e-3),
+        (0.02, 1e-3),
+        (0.005, 1e-3),
+    ):
         assert adapted(1e-3, kl).learning_rate == pytest.approx(expected, rel=1e-6)
     assert adapted(9e-3, 0.0).learning_rate == pytest.approx(1e-2)
     assert adapted(1.2e-6, 1.0).learning_rate == pytest.approx(1e-6)
@@ -120,15 +156,22 @@ def test_adapt_learning_rate():
 
 @pytest.mark.parametrize("swept", [{}, {"ent_coef": jnp.float32(0.4)}], ids=["alone", "member"])
 def test_entropy_coefficient_falls_in_a_line(swept):
-    args = small_args(ent_coef=0.2, ent_fraction=0.5, total_timesteps=8 * small_args().steps_per_update)
+    args = small_args(
+        ent_coef=0.2, ent_fraction=0.5, total_timesteps=8 * small_args().steps_per_update
+    )
     updates = jnp.arange(6)  # of eight
     run = SimpleNamespace(updates=updates, hyper=swept)
     expected = swept.get("ent_coef", 0.2) * np.array([1, 0.75, 0.5, 0.25, 0, 0])
     hp, scheduled = apply_schedules(args, run, learner=None)
     np.testing.assert_allclose(hp.ent_coef, expected, rtol=1e-6)
     assert scheduled["ent_coef"] is hp.ent_coef
-    np.testing.assert_allclose(scheduled["learning_rate"], args.learning_rate * (1 - updates / 8), rtol=1e-6)
-    assert "ent_coef" not in apply_schedules(dataclasses.replace(args, ent_fraction=0.0), run, learner=None)[1]
+    np.testing.assert_allclose(
+        scheduled["learning_rate"], args.learning_rate * (1 - updates / 8), rtol=1e-6
+    )
+    assert (
+        "ent_coef"
+        not in apply_schedules(dataclasses.replace(args, ent_fraction=0.0), run, learner=None)[1]
+    )
 
 
 def test_ratio_of_the_first_minibatch_is_one():
@@ -149,23 +192,32 @@ def softmax(logits):
 def test_categorical_against_numpy():
     policy = Categoricals(jnp.asarray(LOGITS), (5,), scalar=True)
     p = softmax(LOGITS)
-    np.testing.assert_allclose([policy.log_prob(jnp.int32(i)) for i in range(5)], np.log(p), rtol=1e-5)
+    np.testing.assert_allclose(
+        [policy.log_prob(jnp.int32(i)) for i in range(5)], np.log(p), rtol=1e-5
+    )
     assert policy.mode() == 2 and policy.mode().shape == ()
 
     policy = Categoricals(jnp.asarray(LOGITS), (2, 3), scalar=False)
-    p, q = softmax(LOGITS[:2]), softmax(LOGITS[2:])
+    p = softmax(LOGITS[:2])
+    q = softmax(LOGITS[2:])
     log_probs = [[policy.log_prob(jnp.array([i, j])) for j in range(3)] for i in range(2)]
     np.testing.assert_allclose(log_probs, np.log(p)[:, None] + np.log(q), rtol=1e-5)
-    np.testing.assert_allclose(policy.entropy(), -(p * np.log(p)).sum() - (q * np.log(q)).sum(), rtol=1e-5)
+    np.testing.assert_allclose(
+        policy.entropy(), -(p * np.log(p)).sum() - (q * np.log(q)).sum(), rtol=1e-5
+    )
     np.testing.assert_array_equal(policy.mode(), [0, 0])
 
 
 @pytest.mark.parametrize("legal", [None, [True, True, False, True, False]], ids=["all", "masked"])
 def test_epsilon_greedy_explores_with_probability_epsilon_among_what_is_legal(legal):
     obs = {} if legal is None else {"action_mask": jnp.array(legal)}
-    q = QHead(Discrete(5)).apply({"params": {"Dense_0": {"kernel": np.eye(5), "bias": np.zeros(5)}}}, LOGITS, obs)
+    q = QHead(Discrete(5)).apply(
+        {"params": {"Dense_0": {"kernel": np.eye(5), "bias": np.zeros(5)}}}, LOGITS, obs
+    )
     best, count = (2, 5) if legal is None else (0, 3)
-    expected = np.full(5, 0.3 / count) * (1 if legal is None else np.array(legal)) + 0.7 * (np.arange(5) == best)
+    expected = np.full(5, 0.3 / count) * (1 if legal is None else np.array(legal)) + 0.7 * (
+        np.arange(5) == best
+    )
     policy = epsilon_greedy(q, 0.3, obs)
     noise = np.linspace(2**-24, 1 - 2**-24, 100_001, dtype=np.float32)[:, None]
     picks = jax.vmap(policy.sample)(noise)
@@ -174,17 +226,25 @@ def test_epsilon_greedy_explores_with_probability_epsilon_among_what_is_legal(le
     assert policy.mode() == best and set(jax.vmap(greedy.sample)(noise).tolist()) == {best}
 
 
-@pytest.mark.parametrize("space", [Discrete(5), MultiDiscrete((2, 3))], ids=["discrete", "multidiscrete"])
+@pytest.mark.parametrize(
+    "space", [Discrete(5), MultiDiscrete((2, 3))], ids=["discrete", "multidiscrete"]
+)
 def test_sample_frequencies(space):
     policy = Categoricals(jnp.asarray(LOGITS), space.nvec, scalar=isinstance(space, Discrete))
     keys = jax.random.split(jax.random.key(0), 40_000)
-    samples = np.asarray(jax.vmap(lambda key: policy.sample(action_noise(key, space)))(keys)).reshape(len(keys), -1)
+    samples = np.asarray(
+        jax.vmap(lambda key: policy.sample(action_noise(key, space)))(keys)
+    ).reshape(len(keys), -1)
     edges = np.cumsum([0, *space.nvec])
     for i, n in enumerate(space.nvec):
         frequencies = np.bincount(samples[:, i], minlength=n) / len(keys)
         np.testing.assert_allclose(frequencies, softmax(LOGITS[edges[i] : edges[i + 1]]), atol=0.01)
-    noises = (jnp.full(action_noise(keys[0], space).shape, x, jnp.float32) for x in (0.0, 1 - 2**-24))
-    assert [np.max(policy.sample(noise)) for noise in noises] == [0, max(space.nvec) - 1], "at both ends of the noise"
+    noises = (
+        jnp.full(action_noise(keys[0], space).shape, x, jnp.float32) for x in (0.0, 1 - 2**-24)
+    )
+    assert [np.max(policy.sample(noise)) for noise in noises] == [0, max(space.nvec) - 1], (
+        "at both ends of the noise"
+    )
     if len(space.nvec) == 2:
         assert abs(np.corrcoef(samples.T)[0, 1]) < 0.02
 
@@ -193,15 +253,23 @@ def test_symmetric_kl_to_uniform():
     tilted = [0.7, 0.1, 0.1, 0.1]
     for logits, nvec, wanted in ((tilted, (4,), 1), (tilted * 2, (4, 4), 2), ([1] * 4, (4,), 0)):
         policy = Categoricals(jnp.log(jnp.array(logits)), nvec, scalar=len(nvec) == 1)
-        assert policy.symmetric_kl_to_uniform() == pytest.approx(wanted * 0.4378298, rel=1e-6, abs=1e-7)
+        assert policy.symmetric_kl_to_uniform() == pytest.approx(
+            wanted * 0.4378298, rel=1e-6, abs=1e-7
+        )
 
 
 def of_normals():
     """Two policies of two dimensions, and a KL divergence for each, by integrals over actions."""
-    means, stds = np.array([[0.3, -1.0], [0.1, 0.5]]), np.array([[0.6, 1.2], [0.9, 0.4]])
-    policies = [Normal(jnp.float32(mean), jnp.float32(np.log(std))) for mean, std in zip(means, stds, strict=True)]
+    means = np.array([[0.3, -1.0], [0.1, 0.5]])
+    stds = np.array([[0.6, 1.2], [0.9, 0.4]])
+    policies = [
+        Normal(jnp.float32(mean), jnp.float32(np.log(std)))
+        for mean, std in zip(means, stds, strict=True)
+    ]
     u = np.linspace(-12, 12, 100_001)[:, None]
-    p, q = np.exp(-0.5 * ((u - means[:, None]) / stds[:, None]) ** 2) / (stds[:, None] * math.sqrt(2 * math.pi))
+    p, q = np.exp(-0.5 * ((u - means[:, None]) / stds[:, None]) ** 2) / (
+        stds[:, None] * math.sqrt(2 * math.pi)
+    )
     return *policies, np.trapezoid(p * np.log(p / q), u, axis=0).sum()
 
 
@@ -209,7 +277,10 @@ def of_choices(nvec, legal=None):
     """Two policies, and the sum of the KL divergences of their components."""
     legal = np.ones(5, bool) if legal is None else np.array(legal, bool)
     both = LOGITS, np.array([3.0, 0.2, -1.0, 0.4, 1.5], np.float32)
-    policies = [Categoricals(jnp.asarray(x), nvec, scalar=len(nvec) == 1).only(jnp.asarray(legal)) for x in both]
+    policies = [
+        Categoricals(jnp.asarray(x), nvec, scalar=len(nvec) == 1).only(jnp.asarray(legal))
+        for x in both
+    ]
     value = 0
     for own in np.split(np.arange(5), np.cumsum(nvec)[:-1]):
         p, q = (softmax(x[own][legal[own]]) for x in both)
@@ -220,32 +291,52 @@ def of_choices(nvec, legal=None):
 def test_kl_divergences_and_probabilities_of_own_components_alone():
     """Of every kind; with gradients that are finite, and zero where both are the same."""
     cases = [of_normals(), of_choices((5,)), of_choices((2, 3))]
-    cases += [of_choices((5,), [1, 0, 1, 0, 1]), of_choices((2, 3), [1, 0, 0, 1, 1]), of_choices((5,), [0, 0, 1, 0, 0])]
-    pairs, values = [case[:2] for case in cases], [case[2] for case in cases]
+    cases += [
+        of_choices((5,), [1, 0, 1, 0, 1]),
+        of_choices((2, 3), [1, 0, 0, 1, 1]),
+        of_choices((5,), [0, 0, 1, 0, 0]),
+    ]
+    pairs = [case[:2] for case in cases]
+    values = [case[2] for case in cases]
     pairs.append([Joint({"a": (pairs[0][i], pairs[4][i]), "b": pairs[1][i]}) for i in range(2)])
-    for (policy, other), value in zip(pairs, [*values, values[0] + values[1] + values[4]], strict=True):
+    for (policy, other), value in zip(
+        pairs, [*values, values[0] + values[1] + values[4]], strict=True
+    ):
         np.testing.assert_allclose(policy.kl(other), value, rtol=1e-4, atol=1e-7)
         assert policy.kl(policy) == 0
         for second, is_zero in ((other, value == 0), (policy, True)):
             gradients = jax.grad(lambda p, q: p.kl(q), (0, 1), allow_int=True)(policy, second)
             moved = [np.abs(x).max() for x in jax.tree.leaves(gradients) if x.dtype == np.float32]
             assert np.isfinite(moved).all() and (np.max(moved) < 1e-6) == is_zero
-    drawn, best = policy.sample_with_key(jax.random.key(0)), policy.mode()  # of the last pair, several parts
-    assert jax.tree.map(jnp.shape, drawn) == jax.tree.map(jnp.shape, best) and drawn["a"][1].dtype == jnp.int32
+    drawn = policy.sample_with_key(jax.random.key(0))  # of the last pair, several parts
+    best = policy.mode()
+    assert (
+        jax.tree.map(jnp.shape, drawn) == jax.tree.map(jnp.shape, best)
+        and drawn["a"][1].dtype == jnp.int32
+    )
     own = jnp.array([True, False])
     normals = [Normal(x.mean[:1], x.log_std[:1]) for x in pairs[0]]
     choices = [Categoricals(x.logits[:2], (2,), True) for x in pairs[2]]
     for policy, other, first in ((*pairs[0], normals), (*pairs[2], choices)):
-        whole, mine = policy.replace(own=own), first[0]
+        whole = policy.replace(own=own)
+        mine = first[0]
         for one, two in ((whole, other), (policy, other.replace(own=own))):
             np.testing.assert_allclose(one.kl(two), mine.kl(first[1]), rtol=1e-6)
-        np.testing.assert_allclose(whole.log_prob(policy.mode()), mine.log_prob(mine.mode()), rtol=1e-6)
-        for measure in ("entropy", "symmetric_kl_to_uniform")[: 1 if isinstance(mine, Normal) else 2]:
-            np.testing.assert_allclose(getattr(whole, measure)(), getattr(mine, measure)(), rtol=1e-6)
+        np.testing.assert_allclose(
+            whole.log_prob(policy.mode()), mine.log_prob(mine.mode()), rtol=1e-6
+        )
+        for measure in ("entropy", "symmetric_kl_to_uniform")[
+            : 1 if isinstance(mine, Normal) else 2
+        ]:
+            np.testing.assert_allclose(
+                getattr(whole, measure)(), getattr(mine, measure)(), rtol=1e-6
+            )
 
 
 def test_normal_against_numpy():
-    mean, log_std, action = np.array([0.3, -1.0]), np.array([-0.5, 0.2]), np.array([0.8, 1.5])
+    mean = np.array([0.3, -1.0])
+    log_std = np.array([-0.5, 0.2])
+    action = np.array([0.8, 1.5])
     policy = Normal(jnp.asarray(mean), jnp.asarray(log_std))
     std = np.exp(log_std)
     log_density = -0.5 * ((action - mean) / std) ** 2 - np.log(std * math.sqrt(2 * math.pi))
@@ -262,10 +353,14 @@ def test_normal_against_numpy():
 
 
 def test_a_normal_policy_is_in_units_of_the_bounds():
-    """Of each dimension, where both are finite; entropies and ratios are those of the same policy within -1 .. 1."""
-    low, high = np.array([-100, 0, -np.inf, 3, -3e38], np.float32), np.array([100, 0.5, 1, 3, 3e38], np.float32)
+    """Of each dimension, where both are finite; entropies and ratios are those of the same policy
+    within -1 .. 1.
+    """
+    low = np.array([-100, 0, -np.inf, 3, -3e38], np.float32)
+    high = np.array([100, 0.5, 1, 3, 3e38], np.float32)
     x, noise = np.random.default_rng(0).normal(size=(2, 4, 5)).astype(np.float32)
-    head, scale = PolicyHead(Box(low, high, (5,))), np.array([100, 0.25, 1, 1, 1])
+    head = PolicyHead(Box(low, high, (5,)))
+    scale = np.array([100, 0.25, 1, 1, 1])
     policy, params = head.init_with_output(jax.random.key(0), x)
     plain = PolicyHead(Box(-np.ones(5), np.ones(5), (5,))).apply(params, x)
     assert policy.entropy().tolist() == plain.entropy().tolist()
@@ -279,7 +374,9 @@ def test_a_normal_policy_is_in_units_of_the_bounds():
 def test_running_statistics_equal_numpy(devices):
     """Device shares have very different means: a mean of variances would be wrong."""
     random = np.random.default_rng(0)
-    batches = [random.normal(5 * i, 1 + i, (8, 3, 2)) + 10 * np.arange(8)[:, None, None] for i in range(4)]
+    batches = [
+        random.normal(5 * i, 1 + i, (8, 3, 2)) + 10 * np.arange(8)[:, None, None] for i in range(4)
+    ]
     stats = running_stats((2,))
     np.testing.assert_array_equal(stats.normalize(jnp.array([1.5, -2.0])), [1.5, -2.0])
     for batch in batches:
@@ -289,7 +386,9 @@ def test_running_statistics_equal_numpy(devices):
         stats = jax.tree.map(lambda x: x[0], merged)
     everything = np.concatenate(batches).reshape(-1, 2)
     assert stats.count == len(everything)
-    np.testing.assert_allclose([stats.mean, stats.std], [everything.mean(0), everything.std(0)], rtol=1e-5)
+    np.testing.assert_allclose(
+        [stats.mean, stats.std], [everything.mean(0), everything.std(0)], rtol=1e-5
+    )
     normal = stats.normalize(jnp.float32(everything))
     np.testing.assert_allclose([normal.mean(0), normal.std(0)], [[0, 0], [1, 1]], atol=1e-4)
     assert stats.normalize(jnp.full((2,), 1e6)).max() == 10
@@ -307,10 +406,14 @@ def test_running_statistics_count_single_samples_after_billions(count):
     stats = running_stats(()).replace(mean=jnp.float32(3), m2=jnp.float32(count), **words)
 
     def merge_a_thousand(stats):
-        return jax.lax.fori_loop(0, 1024, lambda i, stats: stats.merge(3.0 + 2 * (i % 2) - jnp.ones(1)), stats)
+        return jax.lax.fori_loop(
+            0, 1024, lambda i, stats: stats.merge(3.0 + 2 * (i % 2) - jnp.ones(1)), stats
+        )
 
     alone = jax.tree.map(lambda x: x[None], stats)
-    after = over_devices(lambda stats: merge_a_thousand(jax.tree.map(lambda x: x[0], stats)), 1, alone)
+    after = over_devices(
+        lambda stats: merge_a_thousand(jax.tree.map(lambda x: x[0], stats)), 1, alone
+    )
     after = jax.tree.map(lambda x: np.float64(x[0]), after)
     assert after.count + 2**32 * after.count_high == count + 1024
     np.testing.assert_allclose(after.m2 + after.m2_rest - count, 1024, rtol=1e-3)
@@ -318,16 +421,26 @@ def test_running_statistics_count_single_samples_after_billions(count):
 
 
 def merged(stats, batch, valid):
-    """The statistics after a batch on one device; compiled for all statistics, not for these as constants."""
+    """The statistics after a batch on one device; compiled for all statistics, not for these as
+    constants.
+    """
     alone = jax.tree.map(lambda x: x[None], (stats, batch))
-    after = over_devices(lambda old, new: jax.tree.map(lambda x: x[0], old).merge(new[0], valid), 1, *alone)
+    after = over_devices(
+        lambda old, new: jax.tree.map(lambda x: x[0], old).merge(new[0], valid), 1, *alone
+    )
     return jax.tree.map(lambda x: x[0], after)
 
 
 @pytest.mark.parametrize("valid", [None, np.arange(64) % 3 > 0])
 @pytest.mark.parametrize(
     ("mean", "std", "kind"),
-    [(1e8, 577_350, np.int32), (1.7e9, 10, np.int32), (4e9, 1000, np.uint32), (1e6, 1, np.float32), (200, 9, np.uint8)],
+    [
+        (1e8, 577_350, np.int32),
+        (1.7e9, 10, np.int32),
+        (4e9, 1000, np.uint32),
+        (1e6, 1, np.float32),
+        (200, 9, np.uint8),
+    ],
 )
 def test_running_statistics_are_right_far_from_zero(mean, std, kind, valid):
     batches = np.random.default_rng(0).normal(mean, std, (3, 64, 1)).astype(kind)
@@ -348,30 +461,51 @@ def test_half_precision_and_bools_are_summed_in_single_precision():
 
 
 def test_new_units_leave_predictions_as_they_are():
-    network = ppo.Critic(small_args(hidden_sizes=(5,)), EnvSpec("", Box(None, None, (3,)), np.float32, None))
+    network = ppo.Critic(
+        small_args(hidden_sizes=(5,)),
+        EnvSpec(
+            name="",
+            observation_space=Box(None, None, (3,)),
+            obs_dtype=np.float32,
+            action_space=None,
+        ),
+    )
     x = jnp.linspace(-2, 2, 12).reshape(4, 3)
     params = network.init(jax.random.key(0), x)
     empty = running_stats(()).replace(count=jnp.uint32(9))
     pairs = ((-300, 40), (5, 0.01))
-    old, new = (empty.replace(mean=jnp.float32(mean), m2=jnp.float32(9 * std**2)) for mean, std in pairs)
+    old, new = (
+        empty.replace(mean=jnp.float32(mean), m2=jnp.float32(9 * std**2)) for mean, std in pairs
+    )
     rescaled = rescale_output(params, "value", old, new)
-    before, after = (stats.denormalize(network.apply(p, x)) for stats, p in ((old, params), (new, rescaled)))
+    before, after = (
+        stats.denormalize(network.apply(p, x)) for stats, p in ((old, params), (new, rescaled))
+    )
     np.testing.assert_allclose(before, after, rtol=1e-5)
     assert abs(network.apply(params, x) - network.apply(rescaled, x)).min() > 0.1
-    with pytest.raises(ValueError, match="head"):  # a layer by another name would keep predicting in old units
+    # A layer by another name would keep predicting in old units
+    with pytest.raises(ValueError, match="head"):
         rescale_output(params, "head", old, new)
 
 
 @pytest.mark.parametrize(("renorm", "warmup"), [(False, 0), (True, 1), (True, 2)])
 @pytest.mark.parametrize("devices", [1, 4])
-def test_batches_are_normalised_by_the_samples_of_all_devices_or_by_running_averages(renorm, warmup, devices):
+def test_batches_are_normalised_by_the_samples_of_all_devices_or_by_running_averages(
+    renorm, warmup, devices
+):
     x = np.random.default_rng(0).normal(3, 2, (8, 3)).astype(np.float32)
     average, variance = np.float32([[1, 2, -30], [4, 0.01, 3]])
     start = {"averages": np.stack([average, variance]), "batches": np.float32(1)}
-    variables = (layer := BatchNorm(renorm, warmup=warmup)).init(jax.random.key(0), x) | {"batch_stats": start}
-    y, new = over_devices(lambda x: layer.apply(variables, x, train=True, mutable="batch_stats"), devices, x)
-    of_batch, usual = np.sqrt(x.var(0) + 1e-3), np.sqrt(variance + 1e-3)
-    r, d = np.clip(of_batch / usual, 1 / 3, 3), np.clip((x.mean(0) - average) / usual, -5, 5)
+    variables = (layer := BatchNorm(renorm, warmup=warmup)).init(jax.random.key(0), x) | {
+        "batch_stats": start
+    }
+    y, new = over_devices(
+        lambda x: layer.apply(variables, x, train=True, mutable="batch_stats"), devices, x
+    )
+    of_batch = np.sqrt(x.var(0) + 1e-3)
+    usual = np.sqrt(variance + 1e-3)
+    r = np.clip(of_batch / usual, 1 / 3, 3)
+    d = np.clip((x.mean(0) - average) / usual, -5, 5)
     r, d = (r, d) if renorm and warmup == 1 else (1.0, 0.0)  # after one batch
     np.testing.assert_allclose(np.reshape(y, (8, 3)), (x - x.mean(0)) / of_batch * r + d, atol=1e-4)
     averages = 0.99 * start["averages"] + 0.01 * np.stack([x.mean(0), x.var(0)])
@@ -385,7 +519,9 @@ def test_batches_are_normalised_by_the_samples_of_all_devices_or_by_running_aver
 def test_batches_far_from_zero_are_normalised(mean, devices):
     x = np.random.default_rng(0).normal(mean, 1, (256, 3)).astype(np.float32)
     variables = (layer := BatchNorm()).init(jax.random.key(0), x)
-    y, new = over_devices(lambda x: layer.apply(variables, x, train=True, mutable="batch_stats"), devices, x)
+    y, new = over_devices(
+        lambda x: layer.apply(variables, x, train=True, mutable="batch_stats"), devices, x
+    )
     exact = x.astype(float)
     normal = (exact - exact.mean(0)) / np.sqrt(exact.var(0) + 1e-3)
     np.testing.assert_allclose(np.reshape(y, (256, 3)), normal, atol=2e-2 if mean == 1e4 else 1e-3)
@@ -407,23 +543,33 @@ def test_gradients_go_through_the_mean_and_the_deviation_of_a_batch():
     np.testing.assert_allclose(found, jax.grad(wanted)(x), atol=1e-4)
 
 
-def test_a_distribution_of_returns_is_shared_by_neighbours_mixed_over_actions_and_chosen_by_its_mean():
+def test_a_distribution_of_returns_is_shared_by_neighbours_and_chosen_by_its_mean():
     rng = np.random.default_rng(0)
-    q = Returns.of(rng.normal(size=(2, 6, 3, 5)).astype(np.float32), -2.0, 2.0)  # two of 3 actions over -2, -1, ..., 2
-    least, probs = q.smallest(), jax.nn.softmax(rng.normal(size=(6, 3)))
+    # Two of 3 actions over -2, -1, ..., 2
+    q = Returns.of(rng.normal(size=(2, 6, 3, 5)).astype(np.float32), -2.0, 2.0)
+    least = q.smallest()
+    probs = jax.nn.softmax(rng.normal(size=(6, 3)))
     np.testing.assert_allclose(least.mean(), np.min(q.mean(), axis=0), rtol=1e-6)
     value = least.expected(probs)
     np.testing.assert_allclose(value.mean(), np.sum(probs * least.mean(), axis=-1), rtol=1e-5)
     moved = value.replace(atoms=1.5 * value.atoms + 0.3)
     shared = np.zeros((6, 5))
-    for row, atoms, weights in zip(shared, np.clip(moved.atoms, -2, 2) + 2, jax.nn.softmax(moved.logits), strict=True):
+    for row, atoms, weights in zip(
+        shared, np.clip(moved.atoms, -2, 2) + 2, jax.nn.softmax(moved.logits), strict=True
+    ):
         for atom, weight in zip(atoms, weights, strict=True):
             row[math.floor(atom)] += weight * (1 - atom % 1)
             row[math.ceil(atom)] += weight * (atom % 1)
-    np.testing.assert_allclose(project(jax.nn.softmax(moved.logits), moved.atoms, -2.0, 2.0), shared, atol=1e-6)
+    np.testing.assert_allclose(
+        project(jax.nn.softmax(moved.logits), moved.atoms, -2.0, 2.0), shared, atol=1e-6
+    )
     taken = q.of_actions(jnp.array([0, 1, 2, 0, 1, 2]))
     logs = jax.nn.log_softmax(q.logits)[:, np.arange(6), [0, 1, 2, 0, 1, 2]]
     np.testing.assert_allclose(taken.error(moved), -np.sum(shared * logs, axis=-1), rtol=1e-5)
     rare = Returns.of(jnp.array([[[0.0, -200.0, 0.0], [0.0, -150.0, 1.0]]]), -1.0, 1.0)
-    gradient = jax.grad(lambda logits: jnp.sum(rare.expected(jax.nn.softmax(logits)).mean()))(jnp.zeros((1, 2)))
-    assert np.isfinite(gradient).all() and np.any(gradient != 0), "what rounds to 0 has a gradient all the same"
+    gradient = jax.grad(lambda logits: jnp.sum(rare.expected(jax.nn.softmax(logits)).mean()))(
+        jnp.zeros((1, 2))
+    )
+    assert np.isfinite(gradient).all() and np.any(gradient != 0), (
+        "what rounds to 0 has a gradient all the same"
+    )

@@ -365,7 +365,8 @@ def test_a_guard_hangs_up_on_those_that_say_nothing_for_long(opened, monkeypatch
 
 
 def test_the_port_of_the_coordinator_is_the_one_that_a_variable_of_jax_names(opened, monkeypatch):
-    address, coordinator = free_address(), free_address()
+    address = free_address()
+    coordinator = free_address()
     monkeypatch.setenv("JAX_COORDINATOR_PORT", coordinator.rpartition(":")[2])
     monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "127.0.0.1:1")
     first, _ = start_run(opened, address)

@@ -1,4 +1,6 @@
-"""Recurrent networks: the cells, and that memory begins anew exactly where an episode does, in acting and learning."""
+"""Recurrent networks: the cells, and that memory begins anew exactly where an episode does, in
+acting and learning.
+"""
 
 import functools
 
@@ -15,18 +17,25 @@ from pmaprl.policy import load_policy
 
 KINDS = list(CELLS)
 BY_KIND = pytest.mark.parametrize("kind", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])
-STEPS, ENVS, FEATURES, SIZE = 12, 6, 3, 5
+STEPS = 12
+ENVS = 6
+FEATURES = 3
+SIZE = 5
 
 
 def random_sequence(seed=0):
     """Inputs [T, N, F], and episodes that begin at random steps, some at the first."""
     rng = np.random.default_rng(seed)
-    return rng.normal(size=(STEPS, ENVS, FEATURES)).astype(np.float32), rng.random((STEPS, ENVS)) < 0.3
+    return rng.normal(size=(STEPS, ENVS, FEATURES)).astype(np.float32), rng.random(
+        (STEPS, ENVS)
+    ) < 0.3
 
 
 @functools.cache
 def network(kind, layers=2):
-    """Layers with random parameters, as a function of inputs, first and memory; and a memory full of ones."""
+    """Layers with random parameters, as a function of inputs, first and memory; and a memory full
+    of ones.
+    """
     module = Recurrent(kind, SIZE, span=9)
     memory = jax.tree.map(lambda x: x + 1, initial_memory(kind, SIZE, layers, ENVS))
     params = module.init(jax.random.key(0), *random_sequence(), memory)
@@ -37,13 +46,20 @@ def network(kind, layers=2):
 def library_cell(kind, params, layer):
     """flax's own cell with the parameters of one of our layers."""
     names = {"gru": "rzn", "lstm": "ifgo"}[kind]
-    inputs, recurrent, of_recurrent = (params[f"{name}_{layer}"] for name in ("input", "recurrent", "recurrent_bias"))
-    arrays, theirs = (inputs["kernel"], inputs["bias"], recurrent, of_recurrent), {}
-    for gate, *parts in zip(names, *(np.split(x, len(names), axis=-1) for x in arrays), strict=True):
+    inputs, recurrent, of_recurrent = (
+        params[f"{name}_{layer}"] for name in ("input", "recurrent", "recurrent_bias")
+    )
+    arrays = (inputs["kernel"], inputs["bias"], recurrent, of_recurrent)
+    theirs = {}
+    for gate, *parts in zip(
+        names, *(np.split(x, len(names), axis=-1) for x in arrays), strict=True
+    ):
         kernel, bias, recurrent, recurrent_bias = parts
-        theirs[f"i{gate}"], theirs[f"h{gate}"] = {"kernel": kernel}, {"kernel": recurrent}
+        theirs[f"i{gate}"] = {"kernel": kernel}
+        theirs[f"h{gate}"] = {"kernel": recurrent}
         if gate == "n":  # where the reset gate comes between both biases
-            theirs["in"]["bias"], theirs["hn"]["bias"] = bias, recurrent_bias
+            theirs["in"]["bias"] = bias
+            theirs["hn"]["bias"] = recurrent_bias
         else:
             theirs[("i" if kind == "gru" else "h") + gate]["bias"] = bias + recurrent_bias
     return {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}[kind](SIZE), {"params": theirs}
@@ -54,7 +70,9 @@ def test_x7_a_sequence_equals_a_loop_of_flax_s_cells_that_begin_anew_with_each_e
     x, first = random_sequence()
     apply, memory = network(kind)
     outputs, left = apply(x, first, memory)
-    cells = [library_cell(kind, jax.device_get(apply.args[0]["params"]), layer) for layer in range(2)]
+    cells = [
+        library_cell(kind, jax.device_get(apply.args[0]["params"]), layer) for layer in range(2)
+    ]
     carries = [layer[::-1] if kind == "lstm" else layer[0] for layer in memory]  # (c, h)
     for step in range(STEPS):
         y = x[step]
@@ -68,17 +86,25 @@ def test_x7_a_sequence_equals_a_loop_of_flax_s_cells_that_begin_anew_with_each_e
 @pytest.mark.parametrize(("span", "low", "high"), [(0, 2, 2), (300, 2, 300)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_cells_of_a_new_network_remember_for_times_up_to_their_span(kind, span, low, high):
-    """A cell that remembers T steps loses 1 / T of its state in each, and takes in as much of what is new."""
+    """A cell that remembers T steps loses 1 / T of its state in each, and takes in as much of what
+    is new.
+    """
     size = 200
-    module, memory = Recurrent(kind, size, span), initial_memory(kind, size, 1, ENVS)
+    module = Recurrent(kind, size, span)
+    memory = initial_memory(kind, size, 1, ENVS)
     inputs = np.zeros((1, ENVS, FEATURES), np.float32), np.zeros((1, ENVS), bool)
     params = module.init(jax.random.key(0), *inputs, memory)["params"]
     params["recurrent_0"] *= 0.0
     _, after = module.apply({"params": params}, *inputs, jax.tree.map(lambda x: x + 1, memory))
-    times = 1 / (1 - np.asarray(after[0][-1][0, 0], np.float64))  # an LSTM's second array is the one that lasts
+    # An LSTM's second array is the one that lasts
+    times = 1 / (1 - np.asarray(after[0][-1][0, 0], np.float64))
     assert low - 1e-3 < times.min() and times.max() < high + 0.1
-    assert np.ptp(times) > 0.9 * (high - low) - 1e-3 and abs(times.mean() - (low + high) / 2) < 0.1 * high
-    params["input_0"]["bias"] = params["input_0"]["bias"].at[2 * size : 3 * size].set(100.0)  # all of it is new
+    assert (
+        np.ptp(times) > 0.9 * (high - low) - 1e-3
+        and abs(times.mean() - (low + high) / 2) < 0.1 * high
+    )
+    # All of it is new
+    params["input_0"]["bias"] = params["input_0"]["bias"].at[2 * size : 3 * size].set(100.0)
     _, filled = module.apply({"params": params}, *inputs, memory)
     np.testing.assert_allclose(1 / np.asarray(filled[0][-1][0, 0]), times, rtol=1e-3)
 
@@ -101,7 +127,12 @@ def test_x7_no_gradient_crosses_the_beginning_of_an_episode(kind):
 
 
 VARIANTS = {
-    "segments": {"bptt_length": 4, "rnn": "lstm", "obs_prev_action_reward": True, "normalize_obs": True},
+    "segments": {
+        "bptt_length": 4,
+        "rnn": "lstm",
+        "obs_prev_action_reward": True,
+        "normalize_obs": True,
+    },
     "shared": {"share_torso": True, "rnn_layers": 2, "normalize_obs": True},
     "half precision": {"precision": "bfloat16"},
 }
@@ -122,14 +153,17 @@ def test_on_an_accelerator_gradients_are_the_same(kind, monkeypatch):
 
     plain = gradients()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), gradients(), plain)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), gradients(), plain
+    )
 
 
 LATER = ("segments", "Hybrid"), ("shared", "Endings"), ("half precision", "Endings")
 
 
 @pytest.mark.parametrize(
-    ("case", "env"), [("segments", "Endings"), *(pytest.param(*case, marks=pytest.mark.slow) for case in LATER)]
+    ("case", "env"),
+    [("segments", "Endings"), *(pytest.param(*case, marks=pytest.mark.slow) for case in LATER)],
 )
 def test_x7_learning_begins_with_the_probabilities_of_acting(case, env):
     """Episodes of 3, 4 and 5 steps end at every position of rollouts and segments."""
@@ -150,13 +184,17 @@ class CountingCritic(nn.Module):
             return count, count
 
         _, counts = jax.lax.scan(step, memory[0][0][:, 0], inputs.first)
-        return 100 * inputs.obs[..., 0] + counts, ((jnp.broadcast_to(counts[..., None], (*counts.shape, SIZE)),),)
+        return 100 * inputs.obs[..., 0] + counts, (
+            (jnp.broadcast_to(counts[..., None], (*counts.shape, SIZE)),),
+        )
 
 
 @pytest.mark.parametrize("num_seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_x6_bootstrap_with_the_memory_from_before_the_reset(monkeypatch, num_seeds):
     args = small_rnn_args(num_seeds=num_seeds, rnn_size=SIZE)
-    for _, value, next_value, terminated, truncated in calls_of_gae(monkeypatch, args, CountingCritic, 3):
+    for _, value, next_value, terminated, truncated in calls_of_gae(
+        monkeypatch, args, CountingCritic, 3
+    ):
         assert (truncated & ~terminated).sum() > 5
         assert set(np.unique(value % 100)) == {0, 1, 2, 3, 4}
         # the same episode, remembered for one step more
@@ -170,13 +208,23 @@ def test_what_is_left_of_an_environment_without_velocities():
     key = jax.random.key(1)
     for name, seen in (("CartPole-v1", [0, 2]), ("Pendulum-v1", [0, 1])):
         envs = make_env(name), make_env(f"pmaprl:Partial{name}")
-        whole, part = (env.step(key, env.reset(key)[1], jnp.ones(env.action_space.shape, int)) for env in envs)
-        assert (part.obs.tolist(), part.reward) == (whole.obs[jnp.array(seen)].tolist(), whole.reward)
+        whole, part = (
+            env.step(key, env.reset(key)[1], jnp.ones(env.action_space.shape, int)) for env in envs
+        )
+        assert (part.obs.tolist(), part.reward) == (
+            whole.obs[jnp.array(seen)].tolist(),
+            whole.reward,
+        )
 
 
 def test_the_beginning_of_an_episode_empties_the_memory_of_a_policy(trained):
-    policy, first = load_policy(trained("memory")[0]), np.array([True, False, True])
-    obs, empty = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32), policy.initial_memory(3)
-    both = (policy(obs, x, first, reward=np.ones(3))[1] for x in (empty, jax.tree.map(lambda x: x + 1, empty)))
+    policy = load_policy(trained("memory")[0])
+    first = np.array([True, False, True])
+    obs = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
+    empty = policy.initial_memory(3)
+    both = (
+        policy(obs, x, first, reward=np.ones(3))[1]
+        for x in (empty, jax.tree.map(lambda x: x + 1, empty))
+    )
     for one, other in zip(*(jax.tree.leaves(memory.actor) for memory in both), strict=True):
         assert np.any(one != other, axis=1).tolist() == [False, True, False]

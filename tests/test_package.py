@@ -1,4 +1,6 @@
-"""The package as it is installed: a wheel, a fork anywhere, and which files a run directory may name."""
+"""The package as it is installed: a wheel, a fork anywhere, and which files a run directory may
+name.
+"""
 
 import os
 import shutil
@@ -21,7 +23,9 @@ OWN_FLAG = '    own_flag: Count = 3\n    """A flag of the fork."""\n'
 
 def run(*words, cwd, **variables):
     """Output of a command that has to succeed."""
-    done = subprocess.run([str(word) for word in words], cwd=cwd, env=environment(**variables), capture_output=True)
+    done = subprocess.run(
+        [str(word) for word in words], cwd=cwd, env=environment(**variables), capture_output=True
+    )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
 
@@ -62,20 +66,36 @@ def test_a_damaged_list_of_files_names_none(content, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """The interpreter of an environment that has the wheel, and beside it what the tests have installed."""
+    """The interpreter of an environment that has the wheel, and beside it what the tests have
+    installed.
+    """
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # a build leaves files beside what it reads
     for name in ("common", "algos"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        shutil.copytree(
+            ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+        )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, source]
+    words = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        folder,
+        source,
+    ]
     subprocess.run([str(word) for word in words], check=True, capture_output=True)
     (wheel,) = folder.glob("pmaprl-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"pmaprl"}
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True
+    )
     (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
@@ -86,9 +106,20 @@ def python(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_wheel_trains_and_its_runs_load(python, tmp_path):
-    words = ["-m", "pmaprl.algos.ppo_pmap", "--env", "CartPole-v1", *SMALL, "--total-timesteps", STEPS]
+    words = [
+        "-m",
+        "pmaprl.algos.ppo_pmap",
+        "--env",
+        "CartPole-v1",
+        *SMALL,
+        "--total-timesteps",
+        STEPS,
+    ]
     run(python, *words, "--run-dir", "run", cwd=tmp_path, PYTHONPATH="")
-    code = "import pmaprl; from pmaprl.policy import load_policy; print(pmaprl.__file__, load_policy('run')([0.0] * 4))"
+    code = (
+        "import pmaprl; from pmaprl.policy import load_policy; print(pmaprl.__file__, "
+        "load_policy('run')([0.0] * 4))"
+    )
     told = run(python, "-c", code, cwd=tmp_path, PYTHONPATH="")
     assert str(python.parents[1]) in told
     assert told.split()[-1] in ("0", "1")
@@ -102,8 +133,19 @@ def test_a_fork_outside_of_the_repository_trains_resumes_and_plays(tmp_path):
     text = (ROOT / "algos" / "ppo_pmap.py").read_text()
     assert text.count(FLAG) == 1
     fork.write_text(text.replace(FLAG, FLAG + OWN_FLAG))
-    run_dir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-    words = [*SMALL, "--total-timesteps", 2 * STEPS, "--stop-after", STEPS, "--own-flag", 5, "--run-dir", run_dir]
+    run_dir = tmp_path / "run"
+    elsewhere = tmp_path / "elsewhere"
+    words = [
+        *SMALL,
+        "--total-timesteps",
+        2 * STEPS,
+        "--stop-after",
+        STEPS,
+        "--own-flag",
+        5,
+        "--run-dir",
+        run_dir,
+    ]
     run(sys.executable, fork, "--env", "CartPole-v1", *words, cwd=tmp_path)
     assert "finished" in run(sys.executable, fork, "--resume", run_dir, cwd=elsewhere)
     play = [sys.executable, "-m", "pmaprl.play", run_dir, "--episodes", 2]
@@ -115,7 +157,9 @@ def test_an_algorithm_runs_through_a_link_in_any_folder(tmp_path):
     (tmp_path / "linked.py").symlink_to(ROOT / "algos" / "ppo_pmap.py")
     words = ["--env", "CartPole-v1", *SMALL, "--total-timesteps", STEPS, "--run-dir", "run"]
     run(sys.executable, "linked.py", *words, cwd=tmp_path)
-    assert "return" in run(sys.executable, "-m", "pmaprl.play", "run", "--episodes", 2, cwd=tmp_path)
+    assert "return" in run(
+        sys.executable, "-m", "pmaprl.play", "run", "--episodes", 2, cwd=tmp_path
+    )
 
 
 def test_the_kit_is_found_without_a_path(tmp_path):

@@ -27,7 +27,10 @@ from pmaprl.drawing.figures import descent
 from pmaprl.envs.registry import make
 
 SIZE = 10
-RULES = Rules(WINDOW, {"learning_rate": "factor", "gamma": "complement", "adam_b2": "complement", "tau": "share"})
+RULES = Rules(
+    WINDOW,
+    {"learning_rate": "factor", "gamma": "complement", "adam_b2": "complement", "tau": "share"},
+)
 GIVEN = {"learning_rate": 1e-3, "gamma": 0.99, "adam_b2": 0.999, "tau": 0.9}
 
 
@@ -56,7 +59,9 @@ def population(returns, seed=0) -> tuple[Learner, RunState]:
     run = RunState(
         key=jax.random.split(jax.random.key(seed), size),
         updates=jnp.full(size, 7),
-        hyper={name: jnp.full(size, value) * (1 - own / (10 * size)) for name, value in GIVEN.items()},
+        hyper={
+            name: jnp.full(size, value) * (1 - own / (10 * size)) for name, value in GIVEN.items()
+        },
         recent=RecentEpisodes(ret, ret, jnp.full(size, WINDOW)),
         past=200 + own,
     )
@@ -82,15 +87,21 @@ RETURNS = [5.0, 90, 10, 80, 20, 70, 30, 60, 40, 50]  # the best are 1, 3 and 5; 
 
 def test_the_worst_take_over_the_best():
     learner, before = population(RETURNS)
-    learned, after, record = exchanged(learner, before, {"learning_rate": 1e-3}, mutation_rate=1.0, reset_rate=0.0)
+    learned, after, record = exchanged(
+        learner, before, {"learning_rate": 1e-3}, mutation_rate=1.0, reset_rate=0.0
+    )
     source = record[SOURCE].tolist()
     assert source[0] == 0, "the control"
     assert {source[2], source[4]} <= {1, 3, 5}
     assert [source[place] for place in (1, 3, 5, 6, 7, 8, 9)] == [1, 3, 5, 6, 7, 8, 9]
     assert (learned.params == learner.params[record[SOURCE]]).all()
     assert (learned.opt_state == learner.opt_state[record[SOURCE]]).all()
-    assert (after.hyper["gamma"] == before.hyper["gamma"][record[SOURCE]]).all(), "what does not evolve comes with them"
-    assert (after.hyper["learning_rate"] != before.hyper["learning_rate"][record[SOURCE]]).sum() == SIZE - 4
+    assert (after.hyper["gamma"] == before.hyper["gamma"][record[SOURCE]]).all(), (
+        "what does not evolve comes with them"
+    )
+    assert (
+        after.hyper["learning_rate"] != before.hyper["learning_rate"][record[SOURCE]]
+    ).sum() == SIZE - 4
     for name in ("key", "updates", "past"):
         assert (getattr(after, name) == getattr(before, name)).all(), "these stay a member's own"
     assert (after.recent.ret == before.recent.ret).all()
@@ -105,7 +116,10 @@ def test_running_episodes_of_one_that_took_over_do_not_count():
     state = TrainState(learner, Actors(running), run)
     after, metrics = jax.jit(lambda *now: evolve(args, *now))(jnp.int32(6), state)
     taken = metrics["pbt/source"] != jnp.arange(SIZE)
-    assert taken.any() and jnp.isneginf(after.actors.tracker.length).all(axis=1).tolist() == taken.tolist()
+    assert (
+        taken.any()
+        and jnp.isneginf(after.actors.tracker.length).all(axis=1).tolist() == taken.tolist()
+    )
     assert (after.actors.tracker.length[~taken] == 5).all()
     calm, _ = jax.jit(lambda *now: evolve(args, *now))(jnp.int32(7), state)
     assert (calm.actors.tracker.length == 5).all(), "no exchange was due"
@@ -114,7 +128,9 @@ def test_running_episodes_of_one_that_took_over_do_not_count():
 def test_the_objective_is_of_the_newest_episodes():
     learner, before = population([10.0, 20, 30, 40])
     ret = before.recent.ret.at[0, :3].set(100).at[1, 3].set(500)  # the newest come first
-    before = before.replace(recent=before.recent.replace(ret=ret, count=jnp.array([WINDOW, WINDOW, 2, 0])))
+    before = before.replace(
+        recent=before.recent.replace(ret=ret, count=jnp.array([WINDOW, WINDOW, 2, 0]))
+    )
     assert objective_of(learner, before, 3).tolist() == [100, 20, 30, -np.inf]
 
 
@@ -128,12 +144,20 @@ def test_only_a_clearly_better_one_is_taken_also_of_costs(best, worst, rules, ta
 
 
 def test_whoever_is_broken_takes_over_one_who_is_not_and_is_nobodys_source():
-    assert taken([90.0, 10, 20, 30], broken=[0], gap=10.0) == [0, 1, 2, 3], "the control stays as it is"
+    assert taken([90.0, 10, 20, 30], broken=[0], gap=10.0) == [0, 1, 2, 3], (
+        "the control stays as it is"
+    )
     assert taken([10.0, 90, 20, 30], broken=[1], gap=10.0) == [0, 3, 2, 3], "whatever the gap is"
     learner, before = population([10.0, 20, 30, 40, 50, 60])
-    learned, after, record = exchanged(breaking(learner, [2, 3, 4, 5]), before, mutation_rate=1.0, reset_rate=0.0)
+    learned, after, record = exchanged(
+        breaking(learner, [2, 3, 4, 5]), before, mutation_rate=1.0, reset_rate=0.0
+    )
     first, *others = record[SOURCE][1:].tolist()
-    assert (record[SOURCE][0], first) == (0, 1) and set(others) <= {0, 1} and jnp.isfinite(learned.params).all()
+    assert (
+        (record[SOURCE][0], first) == (0, 1)
+        and set(others) <= {0, 1}
+        and jnp.isfinite(learned.params).all()
+    )
     assert (after.hyper["learning_rate"] != before.hyper["learning_rate"][record[SOURCE]])[2:].all()
 
 
@@ -141,11 +165,16 @@ def test_all_but_the_best_and_the_control_change():
     learner, before = population(RETURNS)
     _, after, record = exchanged(learner, before, mutation_rate=1.0, reset_rate=0.0, gap=10.0)
     assert record[SOURCE].tolist() == list(range(SIZE))
-    fixed, others = [0, 1, 3, 5], [2, 4, 6, 7, 8, 9]
+    fixed = [0, 1, 3, 5]
+    others = [2, 4, 6, 7, 8, 9]
     for name, values in after.hyper.items():
         ratio = np.array(values / before.hyper[name])
         assert (ratio[fixed] == 1).all() and (ratio[others] != 1).all()
-    for name, origin, low, high in (("learning_rate", 0, 1.1, 1.5), ("gamma", 1, 1.01, 1.2), ("adam_b2", 1, 1.01, 1.2)):
+    for name, origin, low, high in (
+        ("learning_rate", 0, 1.1, 1.5),
+        ("gamma", 1, 1.01, 1.2),
+        ("adam_b2", 1, 1.01, 1.2),
+    ):
         ratio = ((after.hyper[name] - origin) / (before.hyper[name] - origin))[jnp.array(others)]
         change = np.maximum(ratio, 1 / ratio)
         assert (change > low - 1e-3).all() and (change < high + 1e-3).all()
@@ -168,12 +197,16 @@ def test_first_changes_are_as_those_of_exchanges(name, value, factor, wanted):
     """No flag leaves what it may be."""
     rules = RULES._replace(limits=small_sac_args(population=2, pbt=True).rules.limits)
     assert rules.moved(name, value, factor) == pytest.approx(wanted, rel=1e-7, abs=1e-9)
-    assert rules.moved(name, jnp.array([value]), factor, jnp.clip) == pytest.approx(wanted, rel=1e-6, abs=1e-7)
+    assert rules.moved(name, jnp.array([value]), factor, jnp.clip) == pytest.approx(
+        wanted, rel=1e-6, abs=1e-7
+    )
 
 
 def test_members_may_aim_at_the_entropy_of_the_uniform_policy_at_most():
     for env, low, high in (("CartPole-v1", -np.inf, 1.0), ("Pendulum-v1", -np.log(2), np.inf)):
-        limits = sac.make_algorithm(small_sac_args(env=env), make(env).spec).limits["target_entropy_scale"]
+        limits = sac.make_algorithm(small_sac_args(env=env), make(env).spec).limits[
+            "target_entropy_scale"
+        ]
         assert limits == pytest.approx((low, high))
 
 
@@ -183,12 +216,24 @@ def test_the_entropy_that_members_aim_at_is_one_that_policies_have(tmp_path, mon
     plain = PbtArgs.rules.fget
     often = {"mutation_rate": 1.0, "reset_rate": 0.0, "gap": 0.0}
     monkeypatch.setattr(PbtArgs, "rules", property(lambda args: plain(args)._replace(**often)))
-    flags = {"population": 8, "pbt": True, "pbt_evolve": ("target_entropy_scale",), "pbt_interval": 16}
-    flags |= {"env": "helpers:Blink", "target_entropy_scale": 0.9, "total_timesteps": 40 * 16, "log_interval": 16}
+    flags = {
+        "population": 8,
+        "pbt": True,
+        "pbt_evolve": ("target_entropy_scale",),
+        "pbt_interval": 16,
+    }
+    flags |= {
+        "env": "helpers:Blink",
+        "target_entropy_scale": 0.9,
+        "total_timesteps": 40 * 16,
+        "log_interval": 16,
+    }
     args = small_sac_args(**flags, hidden_sizes=(4,), run_dir=str(tmp_path))
     assert max(args.members.hyper["target_entropy_scale"]) > 1, "or this shows nothing"
     sac.train(args)
-    scales = np.array([row["hyper/target_entropy_scale"] for row in metric_rows(tmp_path) if "pbt/source" in row])
+    scales = np.array(
+        [row["hyper/target_entropy_scale"] for row in metric_rows(tmp_path) if "pbt/source" in row]
+    )
     assert len(set(scales.ravel())) > 20 and scales.max() == 1.0
 
 
@@ -202,13 +247,17 @@ def test_changes_are_as_frequent_as_asked_and_go_both_ways():
 
 
 def test_descent_goes_back_through_all_exchanges():
-    sources = np.array([[0, 1, 1], [0, 2, 2], [0, 0, 2]])  # 2 took over 1, then 1 took over 2, then 1 took over 0
+    # 2 took over 1, then 1 took over 2, then 1 took over 0
+    sources = np.array([[0, 1, 1], [0, 2, 2], [0, 0, 2]])
     assert [descent(sources, member).tolist() for member in (1, 2)] == [[0, 0, 0, 1], [1, 2, 2, 2]]
 
 
 def test_members_begin_changed_but_for_the_control():
     sweep = {"population": 5, "pbt": True, "sweep": ("learning_rate=log:1e-5:1e-1",), "seed": 3}
-    for more, evolving in (({}, {"learning_rate": 1e-3}), ({"pbt_evolve": ("ent-coef",)}, {"ent_coef": 0.01})):
+    for more, evolving in (
+        ({}, {"learning_rate": 1e-3}),
+        ({"pbt_evolve": ("ent-coef",)}, {"ent_coef": 0.01}),
+    ):
         args = small_args(**sweep, **more)
         assert args.evolving == evolving
         rates = args.members.hyper["learning_rate"]
@@ -218,10 +267,18 @@ def test_members_begin_changed_but_for_the_control():
     assert set(hyper) == set(names.split())
     assert all(len(set(values)) == 5 and min(values) > 0 for values in hyper.values())
     assert max(hyper["gamma"]) < 1 and hyper["gamma"][0] == 0.99
-    assert not {"tau", "alpha"} & set(small_sac_args(recipe="crossq", population=5, pbt=True).evolving)
+    assert not {"tau", "alpha"} & set(
+        small_sac_args(recipe="crossq", population=5, pbt=True).evolving
+    )
 
 
-TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
+TINY = {
+    "num_envs": 4,
+    "num_steps": 8,
+    "num_minibatches": 2,
+    "update_epochs": 1,
+    "hidden_sizes": (4,),
+}
 TINY |= {"env": "CartPole-v1", "total_timesteps": 12 * 32, "log_interval": 32, "eval_episodes": 8}
 PBT = {"population": 4, "pbt": True, "pbt_interval": 64, "normalize_obs": True}
 PBT |= {"sweep": ("learning_rate=log:1e-3:1e-1",)}
@@ -233,8 +290,12 @@ def train(folder, **flags):
 
 def exchanges(folder):
     """By step and member, whose weights were taken over."""
-    rows = {row["env_steps"]: row["pbt/source"] for row in metric_rows(folder) if "pbt/source" in row}
-    return {(step, place): x for step, row in rows.items() for place, x in enumerate(row) if place != x}
+    rows = {
+        row["env_steps"]: row["pbt/source"] for row in metric_rows(folder) if "pbt/source" in row
+    }
+    return {
+        (step, place): x for step, row in rows.items() for place, x in enumerate(row) if place != x
+    }
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +307,11 @@ def finished(tmp_path_factory):
 def test_exchanges_are_rows_of_the_metrics(finished):
     _, folder = finished
     found = exchanges(folder)
-    assert found and {step % 64 for step, _ in found} == {0} and 0 not in {member for _, member in found}
+    assert (
+        found
+        and {step % 64 for step, _ in found} == {0}
+        and 0 not in {member for _, member in found}
+    )
     rates = {row["env_steps"]: row["hyper/learning_rate"] for row in metric_rows(folder)}
     changed = {step for step in rates if step > 32 and rates[step] != rates[step - 32]}
     assert changed and {step % 64 for step in changed} == {0}
@@ -254,10 +319,15 @@ def test_exchanges_are_rows_of_the_metrics(finished):
 
 
 @pytest.mark.slow
-def test_members_of_different_devices_exchange_as_on_one_and_resume_exactly(finished, tmp_path, monkeypatch):
-    """And go on from each other's checkpoints: to the last bit on as many devices with members of their own."""
+def test_members_of_different_devices_exchange_as_on_one_and_resume_exactly(
+    finished, tmp_path, monkeypatch
+):
+    """And go on from each other's checkpoints: to the last bit on as many devices with members of
+    their own.
+    """
     result, folder = finished
-    flags, updates = {"sharding": "members", "num_devices": 2}, compiled_updates(monkeypatch)
+    flags = {"sharding": "members", "num_devices": 2}
+    updates = compiled_updates(monkeypatch)
     whole = train(tmp_path / "whole", **flags)
     assert not collectives_beside_each_other(updates[0])
     part = train(tmp_path / "part", checkpoint_interval=32, stop_after=160, **flags)
@@ -268,5 +338,7 @@ def test_members_of_different_devices_exchange_as_on_one_and_resume_exactly(fini
     assert relative_difference(result.params, alone.params) < 1e-4
     assert exchanges(folder) == exchanges(tmp_path / "whole") == exchanges(tmp_path / "part")
     assert exchanges(folder) == exchanges(tmp_path / "alone")
-    crossing = [member for (_, member), source in exchanges(folder).items() if source // 2 != member // 2]
+    crossing = [
+        member for (_, member), source in exchanges(folder).items() if source // 2 != member // 2
+    ]
     assert crossing, "none came from the other device"

@@ -1,4 +1,6 @@
-"""Other kits in the benchmark's tables: what is asked of them, what they write, and how they are evaluated."""
+"""Other kits in the benchmark's tables: what is asked of them, what they write, and how they are
+evaluated.
+"""
 
 import importlib
 import json
@@ -45,22 +47,39 @@ def args(tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "install", lambda *_: None)
     monkeypatch.setattr(peers, "python_of", lambda *_: sys.executable)
     folders = {"folder": str(tmp_path / "runs"), "results": str(tmp_path / "results")}
-    return peers.Args(peer="sb3", algos=("sb3_ppo",), envs=("CartPole-v1",), seeds=2, total_timesteps=100, **folders)
+    return peers.Args(
+        peer="sb3",
+        algos=("sb3_ppo",),
+        envs=("CartPole-v1",),
+        seeds=2,
+        total_timesteps=100,
+        **folders,
+    )
 
 
 def test_a_peer_fills_the_same_kind_of_file(args, tmp_path):
     peers.train(args)
     (path,) = (tmp_path / "results").glob("*/sb3_ppo/CartPole-v1.json")
     record = json.loads(path.read_text())
-    assert (record["seeds"], record["devices"], record["flags"]["eval_seed"]) == ([100, 101], ["cpu:0"], SEED)
-    assert {"python", "numpy"} <= record["versions"].keys() and record["flags"]["flags"]["n_steps"] == 32
+    assert (record["seeds"], record["devices"], record["flags"]["eval_seed"]) == (
+        [100, 101],
+        ["cpu:0"],
+        SEED,
+    )
+    assert {"python", "numpy"} <= record["versions"].keys() and record["flags"]["flags"][
+        "n_steps"
+    ] == 32
     assert (record["env_steps"], record["returns"][-1]) == (list(range(5, 101, 5)), [200, 201])
-    (config, _) = (json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/config.json"))
+    (config, _) = (
+        json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/config.json")
+    )
     assert config["starts"] == states_of("CartPole-v1", 128).tolist()
     assert record["env_steps_to_threshold"] == [None, None]
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/metrics.jsonl")}
     peers.train(args)
-    assert {path: path.stat().st_mtime_ns for path in before} == before and len(before) == 2, "one run for each seed"
+    assert {path: path.stat().st_mtime_ns for path in before} == before and len(before) == 2, (
+        "one run for each seed"
+    )
 
 
 def test_a_peer_that_fails_says_where_the_reason_is(args, tmp_path, capsys):
@@ -86,13 +105,21 @@ def test_a_peer_in_jax_is_evaluated_between_updates_with_its_greedy_actions(tmp_
     import on_device
     import rows
 
-    wanted = {"total_timesteps": 35, "eval_interval": 10, "seed": 5, "num_seeds": 2, "platform": "cpu"}
+    wanted = {
+        "total_timesteps": 35,
+        "eval_interval": 10,
+        "seed": 5,
+        "num_seeds": 2,
+        "platform": "cpu",
+    }
     wanted |= {"eval_episodes": 3, "eval_seed": 0}
     (tmp_path / "config.json").write_text(json.dumps({"args": wanted}))
     peer = on_device.Peer(
         init=lambda key: {"updates": jnp.int32(0), "key": jax.random.uniform(key)},
-        update=lambda state: state | {"updates": state["updates"] + 1.0},  # an integer that goes on as a float
-        act=lambda state, obs, memory: (state["updates"] + obs[0] + memory, memory + 10),  # obs: 0 first, then 1
+        # An integer that goes on as a float
+        update=lambda state: state | {"updates": state["updates"] + 1.0},
+        # Obs: 0 first, then 1
+        act=lambda state, obs, memory: (state["updates"] + obs[0] + memory, memory + 10),
         env=Countdown(),
         env_params=3,
         steps_per_update=4,
@@ -102,7 +129,9 @@ def test_a_peer_in_jax_is_evaluated_between_updates_with_its_greedy_actions(tmp_
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     steps = [row["env_steps"] for row in written]
     assert steps == [8, 16, 28, 36], "whole updates, evenly, and the end"
-    assert [row["eval/return_mean"] for row in written] == [[3 * step / 4 + 2 + 30] * 2 for step in steps]
+    assert [row["eval/return_mean"] for row in written] == [
+        [3 * step / 4 + 2 + 30] * 2 for step in steps
+    ]
     assert all(0 < row["time/compile"] < row["time/wall"] for row in written)
 
 
@@ -115,8 +144,17 @@ def test_a_peer_in_jax_plays_the_episodes_of_the_kit(monkeypatch):
         return jnp.int32(jnp.zeros(obs.shape[:-1]))
 
     env, env_params = on_device.make("BernoulliBandit-misc")
-    peer = on_device.Peer(None, None, lambda state, obs, memory: (act(obs), memory), env, env_params, 1)
-    earned, others = jax.jit(lambda: [on_device.returns(peer, 16, seed, None) for seed in (SEED, SEED + 1)])()
+    peer = on_device.Peer(
+        init=None,
+        update=None,
+        act=lambda state, obs, memory: (act(obs), memory),
+        env=env,
+        env_params=env_params,
+        steps_per_update=1,
+    )
+    earned, others = jax.jit(
+        lambda: [on_device.returns(peer, 16, seed, None) for seed in (SEED, SEED + 1)]
+    )()
     game = make("BernoulliBandit-misc")  # outside of the program: its space is made of arrays
     ours = over_devices(lambda: run_episodes(game, act, 16), 1).ret
     np.testing.assert_array_equal(earned, ours[0])
@@ -128,9 +166,13 @@ def test_a_convolution_that_a_peer_gets_is_that_of_flax(monkeypatch):
     from train_pure import convolved
 
     def outputs(how, strides=1):  # of two seeds
-        layer = nn.Conv(16, kernel_size=(3, 3), strides=strides, padding="VALID", conv_general_dilated=how)
+        layer = nn.Conv(
+            16, kernel_size=(3, 3), strides=strides, padding="VALID", conv_general_dilated=how
+        )
         keys = jax.random.split(jax.random.key(1), 2)
-        return jax.vmap(lambda key: layer.init_with_output(key, jax.random.normal(key, (5, 10, 9, 4)))[0])(keys)
+        return jax.vmap(
+            lambda key: layer.init_with_output(key, jax.random.normal(key, (5, 10, 9, 4)))[0]
+        )(keys)
 
     np.testing.assert_allclose(outputs(convolved), outputs(None), atol=1e-5)
     with pytest.raises(NotImplementedError):
@@ -138,7 +180,9 @@ def test_a_convolution_that_a_peer_gets_is_that_of_flax(monkeypatch):
 
 
 class Anything(ModuleType):
-    """A module that is not installed here: what is imported from it is a class without anything in it."""
+    """A module that is not installed here: what is imported from it is a class without anything in
+    it.
+    """
 
     def __getattr__(self, name):
         return type(name, (), {})
@@ -149,7 +193,11 @@ def train_sb3(monkeypatch):
     """The trainer of SB3, without SB3."""
     monkeypatch.syspath_prepend(str(TRAINERS))
     of_sb3 = ("base_class", "callbacks", "env_util", "vec_env")
-    for name in ("torch", "stable_baselines3", *(f"stable_baselines3.common.{one}" for one in of_sb3)):
+    for name in (
+        "torch",
+        "stable_baselines3",
+        *(f"stable_baselines3.common.{one}" for one in of_sb3),
+    ):
         monkeypatch.setitem(sys.modules, name, Anything(name))
     yield importlib.import_module("train_sb3")
     sys.modules.pop("train_sb3")
@@ -182,7 +230,8 @@ def test_episodes_on_the_host_begin_where_those_of_the_kit_do():
     angles, speeds = states_of("gymnasium:Pendulum-v1", 5).T
     for begun, count in ((0, 3), (3, 2)):
         envs = make_host("gymnasium:Pendulum-v1", count, SEED + begun, vectorization="sync")
-        seen, those = envs.reset(), slice(begun, begun + count)
+        seen = envs.reset()
+        those = slice(begun, begun + count)
         envs.close()
         starts = np.stack([np.cos(angles[those]), np.sin(angles[those]), speeds[those]], axis=-1)
         np.testing.assert_allclose(seen, starts, atol=1e-6)

@@ -1,4 +1,6 @@
-"""`pmaprl.plot`, `pmaprl.compare` and what they use of `pmaprl.drawing`: runs and numbers made by hand."""
+"""`pmaprl.plot`, `pmaprl.compare` and what they use of `pmaprl.drawing`: runs and numbers made by
+hand.
+"""
 
 import csv
 import json
@@ -19,7 +21,16 @@ from pmaprl.cli.errors import UsageError
 from pmaprl.drawing.figures import draw_curve, draw_population, side_by_side
 from pmaprl.drawing.groups import LoggedRun, align, group, pooled
 from pmaprl.runs.estimates import difference, estimate, interval, mean_over_steps, spread
-from pmaprl.runs.metrics import EVALUATION, RECENT, TRAINING, Log, LogWriter, Series, read_log, summarized
+from pmaprl.runs.metrics import (
+    EVALUATION,
+    RECENT,
+    TRAINING,
+    Log,
+    LogWriter,
+    Series,
+    read_log,
+    summarized,
+)
 from pmaprl.runs.recorder import Clock
 from pmaprl.runs.reports import summary_of_seeds
 from pmaprl.runs.results import ranked
@@ -30,12 +41,17 @@ def rows(steps, values, wall=None, metric=TRAINING):
     wall = [step / 100 for step in steps] if wall is None else wall
     times = ({"time/wall": seconds, "time/sps_total": 100.0} for seconds in wall)
     names = (TRAINING, RECENT) if metric == TRAINING else (metric,)
-    returns = ({"env_steps": step} | dict.fromkeys(names, value) for step, value in zip(steps, values, strict=True))
+    returns = (
+        {"env_steps": step} | dict.fromkeys(names, value)
+        for step, value in zip(steps, values, strict=True)
+    )
     return [row | time for row, time in zip(returns, times, strict=True)]
 
 
 def make_run(path, logged, algorithm="ppo_pmap", evaluation=None, **flags):
-    """A run directory; `logged` are its rows, or the text of its metrics.jsonl. Returns its path as a word."""
+    """A run directory; `logged` are its rows, or the text of its metrics.jsonl. Returns its path as
+    a word.
+    """
     path.mkdir(parents=True)
     if evaluation is not None:
         logged = [*logged, {"env_steps": logged[-1]["env_steps"], EVALUATION: evaluation}]
@@ -47,7 +63,12 @@ def make_run(path, logged, algorithm="ppo_pmap", evaluation=None, **flags):
 
 
 def test_the_interquartile_mean_is_exact_where_quarters_are_no_whole_numbers():
-    examples = {4: [9, 1, 2], 2.5: [100, 1, 2, 3], 2: [-50, 3, 1, 2, 90], 4.5: [1, 2, 3, 4, 5, 6, 7, 800]}
+    examples = {
+        4: [9, 1, 2],
+        2.5: [100, 1, 2, 3],
+        2: [-50, 3, 1, 2, 90],
+        4.5: [1, 2, 3, 4, 5, 6, 7, 800],
+    }
     for expected, values in examples.items():
         both = np.stack([values, np.add(values, 1.0)], axis=1)
         np.testing.assert_allclose(estimate(both), [expected, expected + 1])
@@ -70,12 +91,24 @@ def test_the_interval_is_of_the_estimate():
 
 
 def test_a_difference_is_paired_where_seeds_are_the_same():
-    """Every seed gains one, in whatever order; without pairs the seeds' own spread is many times as large."""
-    base, seeds = np.array([0.0, 100, 200, 300, 400]), [1, 2, 3, 4, 5]
+    """Every seed gains one, in whatever order; without pairs the seeds' own spread is many times as
+    large.
+    """
+    base = np.array([0.0, 100, 200, 300, 400])
+    seeds = [1, 2, 3, 4, 5]
     paired = difference(base[::-1] + 1, seeds[::-1], base, seeds)
-    assert (paired.value, paired.interval.low, paired.interval.high, paired.paired) == (1, 1, 1, True)
+    assert (paired.value, paired.interval.low, paired.interval.high, paired.paired) == (
+        1,
+        1,
+        1,
+        True,
+    )
     apart = difference(base + 1, [6, 7, 8, 9, 10], base, seeds)
-    assert (apart.value, apart.paired) == (1, False) and apart.interval.low < -50 and apart.interval.high > 50
+    assert (
+        (apart.value, apart.paired) == (1, False)
+        and apart.interval.low < -50
+        and apart.interval.high > 50
+    )
 
 
 def test_the_probability_of_improvement_counts_pairs():
@@ -89,26 +122,38 @@ def test_the_probability_of_improvement_counts_pairs():
 def test_the_area_under_a_curve_is_its_mean_over_steps():
     steps = np.array([0.0, 10, 20, 40])
     curves = np.array([[0.0, 10, 10, 30], [np.nan, 5, 5, 5], [np.nan] * 4])
-    areas = mean_over_steps(steps, curves, 5, 30)  # (5 to 10: 7.5 * 5) + 10 * 10 + (10 to 20: 15 * 10), over 25
+    # (5 to 10: 7.5 * 5) + 10 * 10 + (10 to 20: 15 * 10), over 25
+    areas = mean_over_steps(steps, curves, 5, 30)
     np.testing.assert_allclose(areas, [(37.5 + 100 + 150) / 25, np.nan, np.nan])
     np.testing.assert_allclose(mean_over_steps(steps, curves, 10, 20)[:2], [10, 5])
 
 
 def test_what_to_know_of_runs_that_are_no_repetitions():
     def run(seeds=(0,), **flags):
-        return LoggedRun("run", "ppo_pmap", {"env": "CartPole-v1"} | flags, [*seeds], Log({}, frozenset(), 0, 0.0, 0.0))
+        return LoggedRun(
+            path="run",
+            algorithm="ppo_pmap",
+            flags={"env": "CartPole-v1"} | flags,
+            seeds=[*seeds],
+            log=Log(series={}, names=frozenset(), steps=0, wall_seconds=0.0, trained_seconds=0.0),
+        )
 
     def notes(*runs):
         return pooled(group(runs))
 
-    assert notes(run(), run([1], gif=True)) == notes(run([0, 1], pbt=False, opponent="random")) == []
+    assert (
+        notes(run(), run([1], gif=True)) == notes(run([0, 1], pbt=False, opponent="random")) == []
+    )
     (different,) = notes(run(clip_eps=0.1), run(clip_eps=0.2))
     assert "--by clip_eps" in different
 
 
 def test_versions_of_a_file_that_are_put_together_are_told(tmp_path, capsys):
     """Also where one run was resumed with another version."""
-    paths = [Path(make_run(tmp_path / name, rows([100, 200], [1.0, 2.0]), seed=seed)) for seed, name in enumerate("ab")]
+    paths = [
+        Path(make_run(tmp_path / name, rows([100, 200], [1.0, 2.0]), seed=seed))
+        for seed, name in enumerate("ab")
+    ]
     for changes, told in (
         (({"script_sha256": "x"}, {"script_sha256": "x"}), ""),
         (({"script_sha256": "x"}, {"script_sha256": "y"}), "2 versions"),
@@ -126,14 +171,20 @@ def test_versions_of_a_file_that_are_put_together_are_told(tmp_path, capsys):
 def test_seconds_add_up_over_resumes(tmp_path):
     make_run(tmp_path / "a", rows([100, 200, 300], [1, 2, 3], wall=[11.0, 12.0, 14.0]))
     args = SimpleNamespace(is_population=False, tensorboard=False, wandb=False)
-    writer, clock = LogWriter(tmp_path / "a", args, {}, resume_at=200), Clock()
+    writer = LogWriter(tmp_path / "a", args, {}, resume_at=200)
+    clock = Clock()
     clock.go_on(read_log(tmp_path / "a", ()))
     assert 12 <= clock.wall < 100 and clock.trained_before == 2
     writer.close()
 
 
 def test_charts_have_the_mean_of_seeds_and_the_median_and_best_of_members():
-    row = {"env_steps": 8, "eval/return_mean": [1.0, None, 5.0], "loss/value": [2.0, 4.0, 6.0], "time/sps": 9.0}
+    row = {
+        "env_steps": 8,
+        "eval/return_mean": [1.0, None, 5.0],
+        "loss/value": [2.0, 4.0, 6.0],
+        "time/sps": 9.0,
+    }
     alone = {"env_steps": 8, "time/sps": 9.0}
     assert summarized(row, False) == alone | {"eval/return_mean": 3, "loss/value": 4}
     members = {"eval/return_mean/median": 3, "eval/return_mean/best": 5, "loss/value/median": 4}
@@ -150,7 +201,10 @@ def test_late_evaluations_keep_their_time(tmp_path):
     make_run(tmp_path / "a", logged)
     log = read_log(tmp_path / "a", [TRAINING, EVALUATION])
     assert log.series[TRAINING].wall.tolist() == [11, 12, 14]
-    assert (log.series[EVALUATION].steps.tolist(), log.series[EVALUATION].wall.tolist()) == ([150], [11.5])
+    assert (log.series[EVALUATION].steps.tolist(), log.series[EVALUATION].wall.tolist()) == (
+        [150],
+        [11.5],
+    )
     assert (log.steps, log.wall_seconds, log.trained_seconds) == (300, 14, 6)
 
 
@@ -168,11 +222,16 @@ def test_seeds_are_interpolated_within_what_they_have():
         return Series(np.array(steps, float), np.array(steps, float) / 10, np.array(seeds, float).T)
 
     nan = np.nan
-    logged = [series([0, 10, 20, 20, 40], [0, nan, 5, 20, 40], [nan] * 5), series([30, 15, 5], [350, 200, 100])]
+    logged = [
+        series([0, 10, 20, 20, 40], [0, nan, 5, 20, 40], [nan] * 5),
+        series([30, 15, 5], [350, 200, 100]),
+    ]
     places, values = align(logged)
     assert places.tolist() == [0, 5, 10, 15, 20, 30, 40]
     wanted = [[0, 5, 10, 15, 20, 30, 40], [nan] * 7, [nan, 100, 150, 200, 250, 350, nan]]
-    np.testing.assert_array_equal(values, wanted, "of equal places the last counts, and late ones are put in order")
+    np.testing.assert_array_equal(
+        values, wanted, "of equal places the last counts, and late ones are put in order"
+    )
     places, values = align(logged, "wall", hold=True)
     assert (places[-1], values[2, -1]) == (4, 350)
 
@@ -183,15 +242,21 @@ def test_an_environment_has_a_panel_and_an_algorithm_a_line_where_all_its_seeds_
         make_run(tmp_path / "c", rows([100, 150, 200], [9, 1, 11]), seed=2),
         make_run(tmp_path / "d", rows([100, 200], [5, 6]), algorithm="sac_pmap", env="Acrobot-v1"),
     ]
-    panels = [axes for axes in plot.learning_curves(plot.Args(runs=tuple(runs))).axes if axes.axison]
-    (sac,), (ppo,) = ([(x.get_xdata().tolist(), x.get_ydata().tolist()) for x in axes.lines] for axes in panels)
+    panels = [
+        axes for axes in plot.learning_curves(plot.Args(runs=tuple(runs))).axes if axes.axison
+    ]
+    (sac,), (ppo,) = (
+        [(x.get_xdata().tolist(), x.get_ydata().tolist()) for x in axes.lines] for axes in panels
+    )
     assert ppo == ([100, 150, 200], pytest.approx([11 / 3, 7 / 3, 7]))  # seeds 0 2 9, 2 4 1, 4 6 11
     assert sac == ([100, 200], [5, 6])
     assert [len(axes.collections) for axes in panels] == [0, 1], "one seed has no band"
 
 
 @pytest.mark.parametrize("program", ["plot", "compare"])
-def test_the_commands_write_files_and_leave_out_what_cannot_be_shown(program, tmp_path, monkeypatch, capsys):
+def test_the_commands_write_files_and_leave_out_what_cannot_be_shown(
+    program, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "short", rows([100, 200], [1, 2]))
     make_run(tmp_path / "long", rows([100, 2000], [1, 2]), seed=1)
@@ -214,16 +279,27 @@ def test_the_commands_write_files_and_leave_out_what_cannot_be_shown(program, tm
         assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     else:
         (row,) = csv.DictReader((tmp_path / "table.csv").read_text().splitlines())
-        assert (row["env"], row["seeds"], row["steps_max"], row["return_max"]) == ("CartPole-v1", "3", "2000", "2.0")
+        assert (row["env"], row["seeds"], row["steps_max"], row["return_max"]) == (
+            "CartPole-v1",
+            "3",
+            "2000",
+            "2.0",
+        )
 
 
 @pytest.mark.parametrize("evolved", [False, True])
 @pytest.mark.filterwarnings("error")
 def test_a_run_and_a_population_have_a_picture_although_nobody_earned_anything(tmp_path, evolved):
-    more = {"pbt/source": [0, 1, 1], "hyper/gamma": [0.9, 0.8, 0.7], "hyper/rate": [1e-4, 1e-3, 1e-2]}
+    more = {
+        "pbt/source": [0, 1, 1],
+        "hyper/gamma": [0.9, 0.8, 0.7],
+        "hyper/rate": [1e-4, 1e-3, 1e-2],
+    }
     logged = [row | (more if evolved else {}) for row in rows([100], [[None] * 3])]
     make_run(tmp_path / "run", logged, num_seeds=3)
-    drawn = draw_population(tmp_path / "run", "title", {"gamma": [0.9, 0.8, 0.7], "rate": [1e-4, 1e-3, 1e-2]})
+    drawn = draw_population(
+        tmp_path / "run", "title", {"gamma": [0.9, 0.8, 0.7], "rate": [1e-4, 1e-3, 1e-2]}
+    )
     for path in (drawn, draw_curve(tmp_path / "run", "title")):
         assert path.read_bytes().startswith(b"\x89PNG")
 
@@ -234,14 +310,33 @@ def compared(*runs, **flags):
 
 def test_a_row_holds_what_the_runs_hold(tmp_path):
     runs = [
-        make_run(tmp_path / "a", rows([100, 200], [[0, 50], [80, 90]]), num_seeds=2, evaluation=[70, 80]),
+        make_run(
+            tmp_path / "a", rows([100, 200], [[0, 50], [80, 90]]), num_seeds=2, evaluation=[70, 80]
+        ),
         make_run(tmp_path / "b", rows([100, 200, 300], [10, 95, 100]), seed=2, evaluation=[99]),
     ]
     (row,) = compared(*runs)
-    wanted = {"env": "CartPole-v1", "algorithm": "ppo_pmap", "seeds": 3, "steps": 200, "steps_max": 300}
-    wanted |= {"estimate": "mean", "return": 83, "training_seeds": 0, "steps_per_second": 100, "wall_seconds": 2.5}
+    wanted = {
+        "env": "CartPole-v1",
+        "algorithm": "ppo_pmap",
+        "seeds": 3,
+        "steps": 200,
+        "steps_max": 300,
+    }
+    wanted |= {
+        "estimate": "mean",
+        "return": 83,
+        "training_seeds": 0,
+        "steps_per_second": 100,
+        "wall_seconds": 2.5,
+    }
     wanted |= {"threshold": 90, "reached": 2}  # seeds after never, 200 steps and 200 steps
-    wanted |= {"steps_to_threshold": 200, "seconds_to_threshold": 2, "return_min": 70, "return_max": 99}
+    wanted |= {
+        "steps_to_threshold": 200,
+        "seconds_to_threshold": 2,
+        "return_min": 70,
+        "return_max": 99,
+    }
     wanted |= {"auc": pytest.approx((40 + 70 + 52.5) / 3), "auc_from": 100, "auc_to": 200}
     assert {name: row[name] for name in wanted} == wanted
     assert np.isnan([row["return_low"], row["return_high"]]).all(), "three seeds have no interval"
@@ -253,7 +348,9 @@ def test_a_row_holds_what_the_runs_hold(tmp_path):
 def test_without_an_evaluation_the_training_return_counts(tmp_path):
     runs = [
         make_run(tmp_path / "a", rows([100, 200, 300], [[1, 2], [3, 4], [None, 5]]), num_seeds=2),
-        make_run(tmp_path / "b", rows([100], [[6.0, 7.0]]), seed=2, num_seeds=2, evaluation=[9.0, None]),
+        make_run(
+            tmp_path / "b", rows([100], [[6.0, 7.0]]), seed=2, num_seeds=2, evaluation=[9.0, None]
+        ),
     ]
     (row,) = compared(*runs)
     assert (row["return"], row["training_seeds"]) == (pytest.approx((3 + 5 + 9) / 3), 2)
@@ -261,19 +358,37 @@ def test_without_an_evaluation_the_training_return_counts(tmp_path):
 
 def test_rows_are_split_by_flags_in_the_order_of_numbers(tmp_path):
     """A flag that an algorithm does not have is left out of its label."""
-    flags = [{"num_envs": n, "hidden_sizes": [n, 2]} for n in (128, 16, 128)] + [{"algorithm": "sac", "recipe": "xqc"}]
-    runs = [make_run(tmp_path / str(i), rows([100], [i]), seed=i, **some) for i, some in enumerate(flags)]
+    flags = [{"num_envs": n, "hidden_sizes": [n, 2]} for n in (128, 16, 128)] + [
+        {"algorithm": "sac", "recipe": "xqc"}
+    ]
+    runs = [
+        make_run(tmp_path / str(i), rows([100], [i]), seed=i, **some)
+        for i, some in enumerate(flags)
+    ]
     by = {"by": ("num_envs", "hidden_sizes")}
-    found = [tuple(row[["algorithm", *by["by"], "seeds", "return"]]) for row in compared(*runs, **by)]
-    assert found == [("ppo_pmap", "16", "16,2", 1, 1), ("ppo_pmap", "128", "128,2", 2, 1), ("sac (xqc)", "", "", 1, 3)]
+    found = [
+        tuple(row[["algorithm", *by["by"], "seeds", "return"]]) for row in compared(*runs, **by)
+    ]
+    assert found == [
+        ("ppo_pmap", "16", "16,2", 1, 1),
+        ("ppo_pmap", "128", "128,2", 2, 1),
+        ("sac (xqc)", "", "", 1, 3),
+    ]
     args = parse(plot.Args, ["--by", "num-envs", *runs, "--by", "hidden_sizes"])
     assert (args.runs, args.by) == (tuple(runs), by["by"]), "as they are written"
-    labels = [text.get_text() for text in plot.learning_curves(args).axes[0].get_legend().get_texts()]
-    assert labels[1:] == ["ppo_pmap, num_envs 128, hidden_sizes 128,2 (2 seeds, mean)", "sac (xqc) (1 seed)"]
+    labels = [
+        text.get_text() for text in plot.learning_curves(args).axes[0].get_legend().get_texts()
+    ]
+    assert labels[1:] == [
+        "ppo_pmap, num_envs 128, hidden_sizes 128,2 (2 seeds, mean)",
+        "sac (xqc) (1 seed)",
+    ]
 
 
 def test_equal_runs_count_once(tmp_path, capsys):
-    """Equal in flags, seeds and the checksum of the end; another directory, log interval or picture does not matter."""
+    """Equal in flags, seeds and the checksum of the end; another directory, log interval or picture
+    does not matter.
+    """
     runs = [
         make_run(tmp_path / name, rows([100], [[1, 2]]), num_seeds=2, evaluation=[1, 2], **flags)
         for name, flags in {"a": {"log_interval": 1}, "copy": {"gif": True}, "other": {}}.items()
@@ -298,22 +413,35 @@ def test_a_baseline_is_compared_with_by_seeds(tmp_path):
     flags = {"gamma": {"seed": 3, "gamma": 0.9}, "default": {"seed": 3, "gamma": 0.99}}
     returns = {"gamma": [11, 21, 31, 41], "default": [10, 20, 30, 40]}
     runs = [
-        make_run(tmp_path / name, rows([100], [[0] * 4]), num_seeds=4, evaluation=returns[name], **flags[name])
+        make_run(
+            tmp_path / name,
+            rows([100], [[0] * 4]),
+            num_seeds=4,
+            evaluation=returns[name],
+            **flags[name],
+        )
         for name in flags
     ]
     other, baseline = compared(*runs, by=("gamma",), baseline=runs[1:])
-    found = [other[name] for name in ("difference", "difference_low", "difference_high", "paired", "better")]
+    found = [
+        other[name]
+        for name in ("difference", "difference_low", "difference_high", "paired", "better")
+    ]
     assert found == [1, 1, 1, True, 10 / 16] and np.isnan(baseline["difference"])
     with pytest.raises(UsageError, match="baseline"):
         compared(runs[0], baseline=runs[1:])
 
 
 def test_flags_that_differ_between_lines_are_named(capsys, tmp_path):
-    """Also those of two algorithms that both have; not those of --by, and none that decides nothing."""
+    """Also those of two algorithms that both have; not those of --by, and none that decides
+    nothing.
+    """
     flags = {"gamma": 0.9, "num_envs": 16, "seed": 1}
     runs = [
         make_run(tmp_path / "a", rows([100], [1]), **flags),
-        make_run(tmp_path / "b", rows([100], [1]), **flags | {"gamma": 0.99, "gif": True, "num_envs": 32}),
+        make_run(
+            tmp_path / "b", rows([100], [1]), **flags | {"gamma": 0.99, "gif": True, "num_envs": 32}
+        ),
         make_run(tmp_path / "c", rows([100], [1]), algorithm="my_ppo", **flags | {"clip_eps": 0.1}),
     ]
     compared(*runs[:1], make_run(tmp_path / "d", rows([100], [1]), algorithm="my_ppo", **flags))
@@ -338,23 +466,41 @@ def test_a_note_on_many_groups_is_said_once(tmp_path, capsys):
 def make_grid(folder):
     """Runs over two flags."""
     return [
-        make_run(folder / f"{gamma} {lr}", rows([100, 200], [1, 100 * gamma + lr]), gamma=gamma, learning_rate=lr)
+        make_run(
+            folder / f"{gamma} {lr}",
+            rows([100, 200], [1, 100 * gamma + lr]),
+            gamma=gamma,
+            learning_rate=lr,
+        )
         for gamma in (0.99, 0.9, 0.95)
         for lr in (0.1, 0.2)
     ]
 
 
 def test_two_factors_have_a_short_legend(tmp_path):
-    args = parse(plot.Args, [*make_grid(tmp_path), "--by", "gamma,learning_rate", "--logx", "--ylim", "-1", "50"])
+    args = parse(
+        plot.Args,
+        [*make_grid(tmp_path), "--by", "gamma,learning_rate", "--logx", "--ylim", "-1", "50"],
+    )
     (axes,) = plot.learning_curves(args).axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["gamma 0.9", "gamma 0.95", "gamma 0.99", "learning_rate 0.1", "learning_rate 0.2"]
-    drawn = {(line.get_color(), line.get_linestyle()) for line in axes.lines if len(line.get_xdata())}
+    assert labels == [
+        "gamma 0.9",
+        "gamma 0.95",
+        "gamma 0.99",
+        "learning_rate 0.1",
+        "learning_rate 0.2",
+    ]
+    drawn = {
+        (line.get_color(), line.get_linestyle()) for line in axes.lines if len(line.get_xdata())
+    }
     assert len(drawn) == 6 and axes.get_xscale() == "log" and axes.get_ylim() == (-1, 50)
 
 
 def test_two_factors_have_a_heat_map(tmp_path):
-    args = parse(plot.Args, [*make_grid(tmp_path), "--by", "gamma,learning_rate", "--kind", "heatmap"])
+    args = parse(
+        plot.Args, [*make_grid(tmp_path), "--by", "gamma,learning_rate", "--kind", "heatmap"]
+    )
     axes = plot.learning_curves(args).axes[0]
     np.testing.assert_allclose(axes.images[0].get_array(), [[90.1, 95.1, 99.1], [90.2, 95.2, 99.2]])
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0.9", "0.95", "0.99"]
@@ -370,9 +516,13 @@ def test_a_reader_that_leaves_ends_no_command_with_a_traceback(tmp_path):
 
 
 def test_equal_members_are_ranked_by_what_they_earned_while_training():
-    """First by the last mean of 100 episodes, then by who came earlier near the best that any member had."""
+    """First by the last mean of 100 episodes, then by who came earlier near the best that any
+    member had.
+    """
     steps = np.array([100.0, 200, 300])
-    training = Series(steps, steps, np.array([[0.0, 0, 0, 99], [0, 100, 0, 99], [130, 500, 500, 500]]))
+    training = Series(
+        steps, steps, np.array([[0.0, 0, 0, 99], [0, 100, 0, 99], [130, 500, 500, 500]])
+    )
     assert ranked([500, 500, 500, 9], training) == [1, 2, 0, 3]
     early = Series(steps, steps, np.array([[0.0, 0], [100, 500], [500, 500]]))
     assert ranked([500, 500], early) == [1, 0]
@@ -390,7 +540,9 @@ def test_many_seeds_are_toldsummary_of_seeds():
 
 def test_a_baseline_is_one_line_also_where_its_run_is_a_copy(tmp_path):
     runs = [
-        make_run(tmp_path / name, rows([100], [[1, 2]]), num_seeds=2, evaluation=[1, 2], gamma=gamma)
+        make_run(
+            tmp_path / name, rows([100], [[1, 2]]), num_seeds=2, evaluation=[1, 2], gamma=gamma
+        )
         for name, gamma in (("a", 0.9), ("copy", 0.9), ("b", 0.99))
     ]
     for run, checksum in zip(runs, ("one", "one", "two"), strict=True):
@@ -408,25 +560,45 @@ def test_a_baseline_is_one_line_also_where_its_run_is_a_copy(tmp_path):
 def test_values_that_look_alike_once_shortened_are_told_apart(tmp_path):
     long = [json.dumps({"parameter": "x" * 60 + end}) for end in "ab"]
     runs = [
-        make_run(tmp_path / f"{index} {gamma}", rows([100], [index]), env_params=params, gamma=gamma)
+        make_run(
+            tmp_path / f"{index} {gamma}", rows([100], [index]), env_params=params, gamma=gamma
+        )
         for index, params in enumerate(long)
         for gamma in (0.9, 0.99)
     ]
     args = plot.Args(runs=tuple(runs), by=("env_params", "gamma"), kind="heatmap")
-    np.testing.assert_allclose(plot.learning_curves(args).axes[0].images[0].get_array(), [[0, 1], [0, 1]])
+    np.testing.assert_allclose(
+        plot.learning_curves(args).axes[0].images[0].get_array(), [[0, 1], [0, 1]]
+    )
     colors = {
-        line.get_color() for line in plot.learning_curves(plot.Args(runs=tuple(runs), by=("env_params",))).axes[0].lines
+        line.get_color()
+        for line in plot.learning_curves(plot.Args(runs=tuple(runs), by=("env_params",)))
+        .axes[0]
+        .lines
     }
     assert len(colors) == 2
 
 
 def test_runs_of_a_baseline_count_as_one_group(tmp_path):
-    """Two lines with seeds of their own, beside a third one and another environment; by paths, label and algorithm."""
+    """Two lines with seeds of their own, beside a third one and another environment; by paths,
+    label and algorithm.
+    """
     runs = [
-        make_run(tmp_path / f"{algorithm} {gamma}", rows([100], [0]), algorithm, returned, gamma=gamma, seed=seed)
-        for seed, (algorithm, gamma, returned) in enumerate([("ppo", 0.9, [1]), ("ppo", 0.99, [3]), ("sac", 0.9, [7])])
+        make_run(
+            tmp_path / f"{algorithm} {gamma}",
+            rows([100], [0]),
+            algorithm,
+            returned,
+            gamma=gamma,
+            seed=seed,
+        )
+        for seed, (algorithm, gamma, returned) in enumerate(
+            [("ppo", 0.9, [1]), ("ppo", 0.99, [3]), ("sac", 0.9, [7])]
+        )
     ]
-    elsewhere = make_run(tmp_path / "elsewhere", rows([100], [0]), evaluation=[9], env="Acrobot-v1", gamma=0.9)
+    elsewhere = make_run(
+        tmp_path / "elsewhere", rows([100], [0]), evaluation=[9], env="Acrobot-v1", gamma=0.9
+    )
     by = {"by": ("gamma",)}
     both = runs[0], runs[1]
     for baseline, expected in {
@@ -435,7 +607,11 @@ def test_runs_of_a_baseline_count_as_one_group(tmp_path):
         ("ppo, gamma 0.9",): [6, 2, None],
     }.items():
         found = compared(*runs, elsewhere, baseline=baseline, **by)
-        told = {(row["algorithm"], row["gamma"]): row["difference"] for row in found if row["env"] == "CartPole-v1"}
+        told = {
+            (row["algorithm"], row["gamma"]): row["difference"]
+            for row in found
+            if row["env"] == "CartPole-v1"
+        }
         wanted = dict(zip([("sac", "0.9"), ("ppo", "0.99"), ("ppo", "0.9")], expected, strict=True))
         assert {key: None if math.isnan(value) else value for key, value in told.items()} == wanted
     assert parse(compare.Args, [*runs, "--baseline", *both]).baseline == both
@@ -454,7 +630,10 @@ def test_points_that_would_hide_each_other_are_side_by_side():
 
 @pytest.mark.parametrize("words", [[], ["--logx"]])
 def test_single_points_of_lines_are_side_by_side_in_the_order_of_the_legend(words, tmp_path):
-    runs = [make_run(tmp_path / str(gamma), rows([100], [7]), gamma=gamma, seed=1) for gamma in (0.9, 0.99)]
+    runs = [
+        make_run(tmp_path / str(gamma), rows([100], [7]), gamma=gamma, seed=1)
+        for gamma in (0.9, 0.99)
+    ]
     args = parse(plot.Args, [*runs, "--by", "gamma", *words])
     (axes,) = plot.learning_curves(args).axes
     first, second = (line.get_xdata()[0] for line in axes.lines)
@@ -483,5 +662,7 @@ def test_a_flag_that_only_a_fork_has_is_named_and_not_those_of_another_algorithm
     compared(original, fork)
     assert "bonus 0.2 (my_ppo only)" in capsys.readouterr().err
     others = dict.fromkeys(("tau", "buffer_size", "batch_size", "alpha"), 1)
-    compared(original, make_run(tmp_path / "other", rows([100], [1]), algorithm="sac", **flags, **others))
+    compared(
+        original, make_run(tmp_path / "other", rows([100], [1]), algorithm="sac", **flags, **others)
+    )
     assert capsys.readouterr().err == ""

@@ -1,4 +1,6 @@
-"""`common/pmaprl/policy.py`, a trained policy: loading it, acting with it, and the trust that a run directory gets."""
+"""`common/pmaprl/policy.py`, a trained policy: loading it, acting with it, and the trust that a run
+directory gets.
+"""
 
 import json
 import re
@@ -43,7 +45,8 @@ SOON = "normalised", "memory", "parts", "sac"
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in SOON else pytest.param(name, marks=pytest.mark.slow) for name in TRAINED]
+    "name",
+    [name if name in SOON else pytest.param(name, marks=pytest.mark.slow) for name in TRAINED],
 )
 def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(trained, name):
     run_dir, env, result = trained(name)
@@ -54,11 +57,18 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(traine
     shapes = map_leaves(lambda leaf, x: x.shape == (3, *leaf.shape), env.action_space, actions)
     assert all(jax.tree.leaves(shapes))
     episodes = over_devices(lambda: run_episodes(env, policy, 4), 1)
-    assert float(episodes.ret.mean()) == pytest.approx(result.evaluation["eval/return_mean"][0], abs=1e-4, rel=1e-6)
+    assert float(episodes.ret.mean()) == pytest.approx(
+        result.evaluation["eval/return_mean"][0], abs=1e-4, rel=1e-6
+    )
 
 
 ON_THE_HOST = {"vectorization": "sync", "num_steps": 8, "hidden_sizes": (8,), "quiet": True}
-ON_THE_HOST |= {"total_timesteps": 512, "eval_episodes": 4, "eval_interval": 0, "checkpoint_interval": 0}
+ON_THE_HOST |= {
+    "total_timesteps": 512,
+    "eval_episodes": 4,
+    "eval_interval": 0,
+    "checkpoint_interval": 0,
+}
 BUFFER = {"envs_per_actor": 4, "batch_size": 16, "buffer_size": 512, "learning_starts": 64}
 
 
@@ -71,27 +81,38 @@ BUFFER = {"envs_per_actor": 4, "batch_size": 16, "buffer_size": 512, "learning_s
     ],
     ids=lambda x: getattr(x, "__name__", x) if not isinstance(x, dict) else "",
 )
-def test_a_loaded_policy_earns_exactly_what_the_evaluation_on_the_host_did(algorithm, toy, flags, tmp_path):
+def test_a_loaded_policy_earns_exactly_what_the_evaluation_on_the_host_did(
+    algorithm, toy, flags, tmp_path
+):
     env = f"gymnasium:host_toys:{toy}Toy-v0"
     result = algorithm.train(algorithm.Args(env=env, run_dir=str(tmp_path), **ON_THE_HOST | flags))
     envs = make_host(env, 4, SEED, vectorization="sync")
     policy = load_policy(tmp_path)
-    player = Player(policy.initial_memory, lambda seen, memory, keys: policy(seen.obs, memory, seen.first))
+    player = Player(
+        policy.initial_memory, lambda seen, memory, keys: policy(seen.obs, memory, seen.first)
+    )
     episodes = run_host_episodes(Worker("test", envs=envs), player, 4)
-    assert float(episodes.ret.mean()) == pytest.approx(result.evaluation["eval/return_mean"][0], abs=1e-4)
+    assert float(episodes.ret.mean()) == pytest.approx(
+        result.evaluation["eval/return_mean"][0], abs=1e-4
+    )
 
 
 def test_actions_are_best_and_drawn_by_the_logits_of_normalised_observations(trained):
     run_dir, env, _ = trained("normalised")
-    policy, actor = load_policy(run_dir), ppo.Actor(ppo.Args.from_run(run_dir), env.spec)
+    policy = load_policy(run_dir)
+    actor = ppo.Actor(ppo.Args.from_run(run_dir), env.spec)
     raw = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
     normalised = policy._learner.obs_stats.normalize(raw)
-    right, wrong = (actor.apply(policy._learner.params.actor, obs)[0].logits for obs in (normalised, raw))
+    right, wrong = (
+        actor.apply(policy._learner.params.actor, obs)[0].logits for obs in (normalised, raw)
+    )
     np.testing.assert_array_equal(policy(raw), right.argmax(axis=1))
     assert np.mean(policy(raw) != wrong.argmax(axis=1)) > 0.01, "else this shows nothing"
     drawn = jax.vmap(lambda key: policy(raw[0], key=key))(jax.random.split(jax.random.key(0), 4000))
     probability = float(jax.nn.softmax(right[0])[1])
-    assert float(jnp.mean(drawn)) == pytest.approx(probability, abs=4 * np.sqrt(probability * (1 - probability) / 4000))
+    assert float(jnp.mean(drawn)) == pytest.approx(
+        probability, abs=4 * np.sqrt(probability * (1 - probability) / 4000)
+    )
 
 
 def test_observations_of_every_kind_of_array_and_in_every_batch(trained):
@@ -153,7 +174,9 @@ def test_step_seed_and_path_choose_the_parameters(trained, run_copy, monkeypatch
         with pytest.raises(UsageError, match=told):
             load_policy(run_dir, **choice)
     shutil.copytree(run_dir, run_copy / "checkpoints" / "7")
-    assert load_policy(run_copy / "checkpoints" / "7").step == 256, "a run with such a name is a run"
+    assert load_policy(run_copy / "checkpoints" / "7").step == 256, (
+        "a run with such a name is a run"
+    )
     monkeypatch.chdir(run_copy / "checkpoints")
     assert load_policy("128").step == 128
     shutil.rmtree(run_copy / "checkpoints" / "256" / "state")
@@ -181,9 +204,12 @@ def test_a_damaged_evaluation_is_none(run_copy):
         assert load_policy(run_copy, step="best", seed=1).step == 128, damage
 
 
-def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_damaged(run_copy, monkeypatch, recwarn):
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_damaged(
+    run_copy, monkeypatch, recwarn
+):
     """A run that goes on deletes it, and saves another one."""
-    folder, metadata = run_copy / "checkpoints", orbax.metadata
+    folder = run_copy / "checkpoints"
+    metadata = orbax.metadata
 
     def deleting(path):
         if path.name == "256":
@@ -201,7 +227,8 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_damaged(run_copy, 
 
 
 def test_a_policy_keeps_its_evaluation_where_its_checkpoint_is_deleted(run_copy, monkeypatch):
-    load, folder = orbax.load, run_copy / "checkpoints"
+    load = orbax.load
+    folder = run_copy / "checkpoints"
 
     def deleting(path, *more):
         loaded = load(path, *more)
@@ -251,7 +278,9 @@ def test_a_run_directory_does_not_decide_which_code_is_run(trained, tmp_path, mo
         ("args", [], "not a run directory"),
     ],
 )
-def test_hostile_configurations_take_no_memory(trained, tmp_path, monkeypatch, path, value, message):
+def test_hostile_configurations_take_no_memory(
+    trained, tmp_path, monkeypatch, path, value, message
+):
     """A small file may hold an array of gigabytes: its shape is known before it is read."""
     run_dir = trained("normalised")[0]
     monkeypatch.setattr(orbax, "load", lambda *_: pytest.fail("it was read"))
@@ -265,7 +294,9 @@ def test_hostile_configurations_take_no_memory(trained, tmp_path, monkeypatch, p
         load_policy(with_config(run_dir, tmp_path / "run", **config))
 
 
-def test_code_from_elsewhere_is_run_when_it_is_named_and_imported_anew_when_it_changes(trained, tmp_path):
+def test_code_from_elsewhere_is_run_when_it_is_named_and_imported_anew_when_it_changes(
+    trained, tmp_path
+):
     mine = tmp_path / "mine.py"
     code = Path(ppo.__file__).read_text().replace("parents[1]", "parents[0]")
     run_dir = with_config(trained("normalised")[0], tmp_path / "run", script=str(mine))
@@ -280,9 +311,13 @@ def test_code_from_elsewhere_is_run_when_it_is_named_and_imported_anew_when_it_c
 
 
 def image_policy() -> Policy:
-    """A policy of an environment on the host that stacks frames in front, which chooses by its first corner."""
+    """A policy of an environment on the host that stacks frames in front, which chooses by its
+    first corner.
+    """
     frames = gymnasium.spaces.Box(0, 255, (2, 12, 13), np.uint8)
-    space = gymnasium.spaces.Dict({"frames": frames, "numbers": gymnasium.spaces.Box(-1, 1, (2, 12, 13))})
+    space = gymnasium.spaces.Dict(
+        {"frames": frames, "numbers": gymnasium.spaces.Box(-1, 1, (2, 12, 13))}
+    )
     env = Conversion("frames", space, gymnasium.spaces.Discrete(9)).spec
     env = EnvSpec.from_json(json.loads(json.dumps(env.to_json())))
 
@@ -290,12 +325,19 @@ def image_policy() -> Policy:
         return obs["frames"][:, 1, 0, 1].astype(jnp.int32)
 
     config = {"args": {"env": "frames", "env_params": ""}, "algorithm": "none"}
-    return Policy(OnPolicy(init=None, explore=None, update=None, act=act), (), env, step=0, config=config)
+    return Policy(
+        algorithm=OnPolicy(init=None, explore=None, update=None, act=act),
+        learner=(),
+        env=env,
+        step=0,
+        config=config,
+    )
 
 
 def test_a_policy_takes_images_as_their_environment_gives_them(tmp_path):
     """Or with channels last; the exported one takes the former."""
-    policy, rng = image_policy(), np.random.default_rng(0)
+    policy = image_policy()
+    rng = np.random.default_rng(0)
     frames = rng.integers(0, 9, (4, 5, 2, 12, 13)).astype(np.uint8)
     obs = {"frames": frames, "numbers": np.zeros(frames.shape, np.float32)}
     last = jax.tree.map(lambda x: np.moveaxis(x, -3, -1), obs)
@@ -314,9 +356,34 @@ def test_a_policy_takes_images_as_their_environment_gives_them(tmp_path):
 
 def test_spaces_survive_a_config_file():
     odd = MultiDiscrete((2, 3), (2, 1), np.dtype("int8"))
-    assert EnvSpec.from_json(json.loads(json.dumps(EnvSpec("E", odd, np.dtype("int8"), odd).to_json())))[3] == odd
-    for space in (MultiDiscrete((2, 3)), Box(np.float32([-1, -np.inf]), np.float32([np.inf, 3.4e38]), (2,))):
-        text = json.dumps(EnvSpec("E", space, np.dtype("uint8"), Discrete(2)).to_json(), allow_nan=False)
+    assert (
+        EnvSpec.from_json(
+            json.loads(
+                json.dumps(
+                    EnvSpec(
+                        name="E",
+                        observation_space=odd,
+                        obs_dtype=np.dtype("int8"),
+                        action_space=odd,
+                    ).to_json()
+                )
+            )
+        )[3]
+        == odd
+    )
+    for space in (
+        MultiDiscrete((2, 3)),
+        Box(np.float32([-1, -np.inf]), np.float32([np.inf, 3.4e38]), (2,)),
+    ):
+        text = json.dumps(
+            EnvSpec(
+                name="E",
+                observation_space=space,
+                obs_dtype=np.dtype("uint8"),
+                action_space=Discrete(2),
+            ).to_json(),
+            allow_nan=False,
+        )
         back = EnvSpec.from_json(json.loads(text))
         assert (back.name, back.obs_dtype, back.action_space) == ("E", np.uint8, Discrete(2))
         assert type(back.observation_space) is type(space)
@@ -324,7 +391,13 @@ def test_spaces_survive_a_config_file():
 
 
 def test_observations_that_the_type_does_not_hold_are_refused():
-    args, spec = small_args(hidden_sizes=(4,)), EnvSpec("E", box((1,), 0, 9), np.dtype(np.int32), Discrete(2))
+    args = small_args(hidden_sizes=(4,))
+    spec = EnvSpec(
+        name="E",
+        observation_space=box((1,), 0, 9),
+        obs_dtype=np.dtype(np.int32),
+        action_space=Discrete(2),
+    )
     algorithm = ppo.make_ppo(args, spec)
     policy = Policy(algorithm, algorithm.init(jax.random.key(0), hp_of(args)), spec)
     assert policy(np.int64([7])) == policy(jnp.uint32([7]))
@@ -334,9 +407,16 @@ def test_observations_that_the_type_does_not_hold_are_refused():
 
 
 @pytest.mark.parametrize(("high", "wanted"), [(5.0, 255), (255.0, None)])
-def test_bytes_of_a_run_before_their_bounds_counted_are_divided_by_255_still(tmp_path, high, wanted):
+def test_bytes_of_a_run_before_their_bounds_counted_are_divided_by_255_still(
+    tmp_path, high, wanted
+):
     """A run of today says what its --byte-max is, and needs no guess."""
-    spec = EnvSpec("E", {"codes": box((2,), 0, high), "other": (box((1,), 0, 1),)}, None, Discrete(2))
+    spec = EnvSpec(
+        name="E",
+        observation_space={"codes": box((2,), 0, high), "other": (box((1,), 0, 1),)},
+        obs_dtype=None,
+        action_space=Discrete(2),
+    )
     spec = spec._replace(obs_dtype={"codes": np.dtype(np.uint8), "other": (np.dtype(np.float32),)})
     config = {"algorithm": "ppo_pmap", "args": {"env": "E"}, "env_spec": spec.to_json()}
     (tmp_path / "config.json").write_text(json.dumps(config))

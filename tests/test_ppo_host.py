@@ -35,7 +35,8 @@ def train(folder: Path, algorithm: Any = ppo, **flags: Any) -> Any:
 
 
 def test_every_rollout_is_by_the_newest_policy_and_runs_repeat(tmp_path):
-    first, again = train(tmp_path / "a"), train(tmp_path / "b")
+    first = train(tmp_path / "a")
+    again = train(tmp_path / "b")
     assert same_bits(first.params, again.params)
     rows = rows_with("policy/lag_max", tmp_path / "a")
     assert rows and all(row["policy/lag_max"] == 0 and row["batch/valid"] == 1 for row in rows)
@@ -45,8 +46,11 @@ def test_every_rollout_is_by_the_newest_policy_and_runs_repeat(tmp_path):
 
 
 def test_a_time_limit_bootstraps_from_the_true_last_observation(tmp_path, monkeypatch):
-    """Toys observe (episode, step) and are truncated after 7 steps: a value that is the step shows which is taken."""
-    seen, next_values = [], ppo.Rollout.next_values
+    """Toys observe (episode, step) and are truncated after 7 steps: a value that is the step shows
+    which is taken.
+    """
+    seen = []
+    next_values = ppo.Rollout.next_values
 
     def watched(rollout, value, value_of, *more):
         found = next_values(rollout, rollout.obs[..., 1], lambda obs: obs[..., 1], *more)
@@ -65,15 +69,20 @@ def test_a_time_limit_bootstraps_from_the_true_last_observation(tmp_path, monkey
 
 def test_envpool_resets_within_the_step_that_ends_an_episode():
     envs = make_host("envpool:CartPole-v1", 3, 0, '{"max_episode_steps": 6}', resets_in_step=True)
-    before, ends = envs.reset(), 0
+    before = envs.reset()
+    ends = 0
     for _ in range(40):
         out = envs.step(np.array([0, 1, 1]))
-        over, moved = out.terminated | out.truncated, np.abs(out.final_obs - before).max(axis=1)
+        over = out.terminated | out.truncated
+        moved = np.abs(out.final_obs - before).max(axis=1)
         assert envs.resets_in_step and out.valid.all()
         np.testing.assert_array_equal(out.obs[~over], out.final_obs[~over])
-        assert (moved < 0.5).all() and (np.abs(out.obs[over]) < 0.051).all(), "where CartPole begins"
+        assert (moved < 0.5).all() and (np.abs(out.obs[over]) < 0.051).all(), (
+            "where CartPole begins"
+        )
         assert (np.abs(out.final_obs[over]) > 0.051).any(axis=1).all()
-        before, ends = out.obs, ends + over.sum()
+        before = out.obs
+        ends = ends + over.sum()
     envs.close()
     assert ends > 15
 
@@ -86,7 +95,9 @@ def test_it_goes_on_after_a_failed_actor_and_resumes(algorithm, tmp_path):
     half = train(tmp_path / "run", algorithm, stop_after=64, env_params=trouble, **memory)
     whole = algorithm.train(algorithm.Args.from_run(tmp_path / "run", env=TOY, env_params=trouble))
     assert (half.env_steps, whole.env_steps, whole.status) == (64, 128, "finished")
-    assert max(row["actors/restarts"] for row in rows_with("actors/restarts", tmp_path / "run")) == 1
+    assert (
+        max(row["actors/restarts"] for row in rows_with("actors/restarts", tmp_path / "run")) == 1
+    )
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(whole.params))
 
 

@@ -21,7 +21,9 @@ from pmaprl.runs.directory import agree_on_directory, describe_shared
 
 @pytest.fixture
 def beside(monkeypatch):
-    """This is process 0 of two, of which the other says what the returned list has, the newest last."""
+    """This is process 0 of two, of which the other says what the returned list has, the newest
+    last.
+    """
     said: list[tuple[str, str] | None] = [None]
     monkeypatch.setattr(multihost, "count", lambda: 2)
     monkeypatch.setattr(multihost, "allgather", lambda own: [own, said[-1]])
@@ -48,7 +50,8 @@ def test_a_save_is_not_waited_for_where_another_process_has_failed_in_it(beside,
         assert multihost.in_background(lambda: 3) == 3
         with pytest.raises(ValueError, match="no room"):
             multihost.in_background(fail)
-    looks, never = [multihost.UNDER_WAY, multihost.UNDER_WAY, multihost.FAILED], threading.Event()
+    looks = [multihost.UNDER_WAY, multihost.UNDER_WAY, multihost.FAILED]
+    never = threading.Event()
     monkeypatch.setattr(multihost, "max_over_processes", lambda own: looks.pop(0))
     beside.append(("OSError", "No space left on device"))
     with pytest.raises(multihost.FailedElsewhere, match="No space left"):
@@ -57,8 +60,12 @@ def test_a_save_is_not_waited_for_where_another_process_has_failed_in_it(beside,
     assert not looks
 
 
-@pytest.mark.parametrize(("kind", "raised"), [("Damaged", UsageError), ("TrainingError", TrainingError)])
-def test_a_checkpoint_that_is_damaged_for_another_process_is_skipped(kind, raised, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "raised"), [("Damaged", UsageError), ("TrainingError", TrainingError)]
+)
+def test_a_checkpoint_that_is_damaged_for_another_process_is_skipped(
+    kind, raised, tmp_path, monkeypatch
+):
     def fail_elsewhere(function, *args):
         function(*args)
         raise multihost.FailedElsewhere(1, kind, "checkpoint 7")
@@ -83,7 +90,9 @@ def test_all_processes_end_with_the_exit_code_of_the_one_that_failed(kind, code,
     assert end.value.code == code
 
 
-def test_a_collective_alone_says_that_another_process_is_lost_be_it_behind_another_error(monkeypatch):
+def test_a_collective_alone_says_that_another_process_is_lost_be_it_behind_another_error(
+    monkeypatch,
+):
     error = TrainingError("checkpoint 7 could not be saved")
     error.__cause__ = RuntimeError("UNKNOWN: Gloo AllGather failed: Connection reset by peer\nmore")
     assert not multihost.has_lost(error), "there is no other"
@@ -96,9 +105,16 @@ def test_a_collective_alone_says_that_another_process_is_lost_be_it_behind_anoth
 def test_processes_that_have_met_compare_what_was_not_known_before(tmp_path, monkeypatch):
     """So do those that a cluster has started, which JAX lets meet by itself."""
     args = Args(run_dir=str(tmp_path / "run"))
-    config = {"args": dataclasses.asdict(args), "algorithm": "ppo", "script_sha256": "a", "versions": {}}
+    config = {
+        "args": dataclasses.asdict(args),
+        "algorithm": "ppo",
+        "script_sha256": "a",
+        "versions": {},
+    }
     monkeypatch.setattr(multihost, "allgather", lambda own: [own, own | {"--seed": 7}])
-    with pytest.raises(UsageError, match="process 1 differs from process 0: --seed is 7 there, 0 here"):
+    with pytest.raises(
+        UsageError, match="process 1 differs from process 0: --seed is 7 there, 0 here"
+    ):
         agree_on_directory(args, config)
 
 
@@ -116,7 +132,17 @@ def test_what_a_run_is_known_by_is_the_same_in_all_of_its_processes(tmp_path, mo
 def test_processes_tell_each_other_what_json_can_say(monkeypatch):
     monkeypatch.setattr(multihost, "count", lambda: 2)
     monkeypatch.setattr(multihost_utils, "process_allgather", lambda row: np.stack([row, row]))
-    value = {"path": Path("a/ü"), "array": np.float32([0.1, -np.inf]), "number": np.int32(3), "pair": (1, None)}
-    said = {"path": "a/ü", "array": [float(np.float32(0.1)), -np.inf], "number": 3, "pair": [1, None]}
+    value = {
+        "path": Path("a/ü"),
+        "array": np.float32([0.1, -np.inf]),
+        "number": np.int32(3),
+        "pair": (1, None),
+    }
+    said = {
+        "path": "a/ü",
+        "array": [float(np.float32(0.1)), -np.inf],
+        "number": 3,
+        "pair": [1, None],
+    }
     assert multihost.allgather(value) == [said, said]
     assert multihost.on_first(lambda: value) == said

@@ -1,4 +1,6 @@
-"""Values that a space rules out: on the device, on the host, in evaluations, and in front of a policy."""
+"""Values that a space rules out: on the device, on the host, in evaluations, and in front of a
+policy.
+"""
 
 from types import SimpleNamespace
 
@@ -55,7 +57,7 @@ def observations(**changes):
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_choices_and_masks_outside_of_their_space_are_found_on_any_device(wrong):
-    spec = EnvSpec("Odd-v0", SPACE, None, Discrete(2))
+    spec = EnvSpec(name="Odd-v0", observation_space=SPACE, obs_dtype=None, action_space=Discrete(2))
     for changes, fits in (({}, True), (wrong, False)):
         obs = observations(**changes)
         found = over_devices(lambda obs: range_metrics(SPACE, AXIS, obs), 2, obs)[IN_SPACE]
@@ -108,8 +110,19 @@ class AdditiveAtTheEnd(Fussy):
 @pytest.mark.parametrize("kind", [BeyondAtTheEnd, AdditiveAtTheEnd])
 @pytest.mark.parametrize("algorithm", [ppo, dqn], ids=["ppo", "dqn"])
 def test_the_last_observation_of_an_episode_has_to_be_in_its_space_too(kind, algorithm, tmp_path):
-    flags = {"num_envs": 16, "hidden_sizes": (4,), "eval_interval": 0, "num_devices": 1, "eval_episodes": 4}
-    flags |= {"total_timesteps": 4096, "run_dir": str(tmp_path / "run"), "checkpoint_interval": 0, "quiet": True}
+    flags = {
+        "num_envs": 16,
+        "hidden_sizes": (4,),
+        "eval_interval": 0,
+        "num_devices": 1,
+        "eval_episodes": 4,
+    }
+    flags |= {
+        "total_timesteps": 4096,
+        "run_dir": str(tmp_path / "run"),
+        "checkpoint_interval": 0,
+        "quiet": True,
+    }
     with pytest.raises(TrainingError, match="action_mask of more than 0 and 1"):
         algorithm.train(algorithm.Args(**flags), env=wrap(kind()))
 
@@ -122,7 +135,7 @@ class NotFinite(Toy):
 class Codes(Pixels):
     """Observes bytes above the bound of its space from the second step on."""
 
-    observations = Box(0, 5, (5, 6, 2), jnp.uint8)
+    observations = Box(low=0, high=5, shape=(5, 6, 2), dtype=jnp.uint8)
 
 
 @pytest.mark.parametrize("kind", [NotFinite, Codes])
@@ -157,7 +170,9 @@ def policy_for(name, **flags):
 NOT_FINITE = [[0.0, np.nan], [np.inf, 0.0], jnp.array([jnp.nan, 0.0])]
 
 
-@pytest.mark.parametrize("obs", [*NOT_FINITE, np.ma.array([0.0, 1.0], mask=[True, False])], ids=range(4))
+@pytest.mark.parametrize(
+    "obs", [*NOT_FINITE, np.ma.array([0.0, 1.0], mask=[True, False])], ids=range(4)
+)
 def test_a_policy_refuses_numbers_that_are_none(obs):
     policy = policy_for("Toy")
     policy([0.0, 1.0])
@@ -207,7 +222,13 @@ def test_observations_of_choices_must_be_whole_numbers_of_their_shape():
             return self.given, 0
 
         def advance(self, key, state, action):
-            return Step(self.given, state, 0.0, jnp.bool_(False), jnp.bool_(False))
+            return Step(
+                obs=self.given,
+                state=state,
+                reward=0.0,
+                terminated=jnp.bool_(False),
+                truncated=jnp.bool_(False),
+            )
 
     class Row(Place):
         given = jnp.zeros(1, jnp.int32)
@@ -218,7 +239,12 @@ def test_observations_of_choices_must_be_whole_numbers_of_their_shape():
 
 
 def spec_with(observed, acted):
-    return EnvSpec("Odd-v0", {"x": spaces.box((1,)), **observed}, None, acted)
+    return EnvSpec(
+        name="Odd-v0",
+        observation_space={"x": spaces.box((1,)), **observed},
+        obs_dtype=None,
+        action_space=acted,
+    )
 
 
 BITS_OF = {"fire": spaces.box((2,), 0, 1), "move": spaces.box((2,), 0, 1)}
@@ -253,7 +279,9 @@ BIT = gymnasium.spaces.Box(0, 1, (2,), np.int8)
 
 
 @pytest.mark.parametrize(
-    "mask", [[0.5, 1], [0, 256], [np.nan, 1], [0.0, -1e9], ["0", "1"], [1j, 0], [1], [[1, 0]]], ids=str
+    "mask",
+    [[0.5, 1], [0, 256], [np.nan, 1], [0.0, -1e9], ["0", "1"], [1j, 0], [1], [[1, 0]]],
+    ids=str,
 )
 def test_a_mask_in_an_info_is_0_and_1_in_the_shape_of_the_first_one(mask):
     assert mask_of([False, True], BIT, "the mask").tolist() == [0, 1]

@@ -1,4 +1,6 @@
-"""Episodes as GIFs, of `common/pmaprl/drawing`: what is recorded, what the pictures show, and the file."""
+"""Episodes as GIFs, of `common/pmaprl/drawing`: what is recorded, what the pictures show, and the
+file.
+"""
 
 from types import SimpleNamespace
 
@@ -26,13 +28,19 @@ from pmaprl.suites.jaxmarl import plane_of_particles
 from pmaprl.suites.tools import plane
 
 OTHERS = "Pendulum-v1", "MountainCarContinuous-v0", "Breakout-MinAtar", "MemoryChain-bsuite"
-DRAWN = ["CartPole-v1", "FrozenLake-misc", "Pixels", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+DRAWN = [
+    "CartPole-v1",
+    "FrozenLake-misc",
+    "Pixels",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS),
+]
 
 
 def drawn(env, recording, path) -> tuple[list[np.ndarray], list[int]]:
     """The frames of the recording's GIF [H, W, 3], without captions, and their milliseconds."""
     count = draw_gif(env, recording, path)
-    frames, delays = [], []
+    frames = []
+    delays = []
     with Image.open(path) as gif:
         assert (gif.n_frames, gif.info["loop"]) == (count, 0)
         for index in range(count):
@@ -44,9 +52,14 @@ def drawn(env, recording, path) -> tuple[list[np.ndarray], list[int]]:
 
 def still(name, path, **states) -> list[np.ndarray]:
     """The frames of hand-made states: {field: its values}."""
-    env, count = make(name), len(next(iter(states.values())))
+    env = make(name)
+    count = len(next(iter(states.values())))
     zeros = jax.tree.map(lambda x: np.zeros(count), env.reset(jax.random.key(0))[1])
-    return drawn(env, Recording(zeros.replace(**states), np.zeros((count, 1)), *np.zeros((2, count - 1))), path)[0]
+    return drawn(
+        env,
+        Recording(zeros.replace(**states), np.zeros((count, 1)), *np.zeros((2, count - 1))),
+        path,
+    )[0]
 
 
 def pixels(frame: np.ndarray, color: str) -> np.ndarray:
@@ -85,7 +98,9 @@ def test_a_recording_is_an_episode_of_the_evaluation():
 @pytest.mark.parametrize(("name", "max_steps", "steps"), [("Toy", 9, 7), ("Endless", 12, 12)])
 def test_a_recording_ends_with_the_true_final_state_and_observation(name, max_steps, steps):
     """Where the episode ends, or where `max_steps` are over."""
-    recording = record(make_env(name), lambda obs: jnp.zeros(1, jnp.int32), jax.random.key(0), max_steps)
+    recording = record(
+        make_env(name), lambda obs: jnp.zeros(1, jnp.int32), jax.random.key(0), max_steps
+    )
     np.testing.assert_array_equal(recording.states.time, range(steps + 1))
     np.testing.assert_array_equal(recording.obs[:, 1], range(steps + 1))
     assert len(set(recording.states.episode)) == len(set(recording.obs[:, 0])) == 1
@@ -94,12 +109,20 @@ def test_a_recording_ends_with_the_true_final_state_and_observation(name, max_st
 
 
 class Counting:
-    """Two environments on the host whose pictures show the step, and whose episodes end after `length` steps."""
+    """Two environments on the host whose pictures show the step, and whose episodes end after
+    `length` steps.
+    """
 
-    spec, num_envs, close, kill = None, 2, None, None
+    spec = None
+    num_envs = 2
+    close = None
+    kill = None
 
     def __init__(self, length: int, resets_in_step: bool, broken: bool = False):
-        self.length, self.resets_in_step, self.broken, self.time = length, resets_in_step, broken, 0
+        self.length = length
+        self.resets_in_step = resets_in_step
+        self.broken = broken
+        self.time = 0
 
     def reset(self):
         return np.zeros((2, 1))
@@ -108,7 +131,14 @@ class Counting:
         self.time += 1
         over = np.full(2, self.time == self.length)
         final = np.full((2, 1), self.time)
-        return HostStep(np.zeros((2, 1)), np.ones(2), over, over & False, ~over, final)
+        return HostStep(
+            obs=np.zeros((2, 1)),
+            reward=np.ones(2),
+            terminated=over,
+            truncated=over & False,
+            valid=~over,
+            final_obs=final,
+        )
 
     def frame(self):
         if self.broken:
@@ -126,18 +156,23 @@ def played_on_host(length: int, **how) -> RecordedEnvs:
 
 
 @pytest.mark.parametrize(("length", "resets_in_step"), [(5, True), (1101, True), (1101, False)])
-def test_an_episode_on_the_host_keeps_the_pictures_of_the_steps_that_are_drawn(length, resets_in_step):
+def test_an_episode_on_the_host_keeps_the_pictures_of_the_steps_that_are_drawn(
+    length, resets_in_step
+):
     envs = played_on_host(length, resets_in_step=resets_in_step)
     recording = envs.recording()
     assert (recording.actions.tolist(), len(recording.rewards)) == ([7] * length, length)
     steps, _ = timing(length, 0.02)
     assert len(envs._pictures) <= len(steps), "others take memory"
     shown = [recording.paint(step).getpixel((0, 0))[0] for step in steps]
-    last = steps[-2] if resets_in_step else length  # there the picture at the end is one of the next episode
+    # There the picture at the end is one of the next episode
+    last = steps[-2] if resets_in_step else length
     assert shown == [step % 256 for step in (*steps[:-1], last)]
 
 
-@pytest.mark.parametrize(("toy", "told"), [("Toy", "rgb_array"), ("PromisingToy", "render_mode"), ("DrawnToy", "")])
+@pytest.mark.parametrize(
+    ("toy", "told"), [("Toy", "rgb_array"), ("PromisingToy", "render_mode"), ("DrawnToy", "")]
+)
 def test_a_gymnasium_environment_draws_itself_or_says_why_not(toy, told):
     envs = RecordedEnvs(make_host(f"{TOYS}{toy}-v0", 1, 0, frames=True, vectorization="sync"))
     envs.reset()
@@ -150,7 +185,9 @@ def test_a_gymnasium_environment_draws_itself_or_says_why_not(toy, told):
     assert recording.obs_names == (("episode", "step") if toy == "PromisingToy" else ())
 
 
-@pytest.mark.parametrize(("env_id", "drawn"), [("InvertedPendulum-v4", True), ("InvertedPendulum-v2", False)])
+@pytest.mark.parametrize(
+    ("env_id", "drawn"), [("InvertedPendulum-v4", True), ("InvertedPendulum-v2", False)]
+)
 def test_mujoco_of_envpool_names_the_environment_that_has_pictures(env_id, drawn):
     """Where gymnasium makes the same one."""
     envs = RecordedEnvs(make_host(f"envpool:{env_id}", 1, 0, frames=True))
@@ -169,7 +206,10 @@ def test_without_a_renderer_an_episode_on_the_host_keeps_observations():
 @pytest.mark.parametrize("name", DRAWN)
 def test_every_environment_has_pictures(tmp_path, name):
     env = make_env(name)
-    player = Player(lambda count: (), lambda seen, memory, keys: (spaces.sample(keys[0], env.action_space)[None], ()))
+    player = Player(
+        lambda count: (),
+        lambda seen, memory, keys: (spaces.sample(keys[0], env.action_space)[None], ()),
+    )
     recording = record(env, player, jax.random.key(1), 4)
     frames, _ = drawn(env, recording, tmp_path / "episode.gif")
     assert len(frames) == len(recording.rewards) + 1
@@ -179,10 +219,14 @@ def test_every_environment_has_pictures(tmp_path, name):
 
 
 def test_cart_and_pole_are_where_the_state_says(tmp_path):
-    x, theta = np.array([-2.0, 0, 1.3, 0, 0]), np.array([0, 0, 0, 0.2, -0.2])
+    x = np.array([-2.0, 0, 1.3, 0, 0])
+    theta = np.array([0, 0, 0, 0.2, -0.2])
     frames = still("CartPole-v1", tmp_path / "a.gif", x=x, theta=theta)
-    middle, unit = 180, 180 / (1.15 * 2.4)
-    carts, poles = ([place(frame, color)[0] for frame in frames] for color in (pictures.INK, pictures.ORANGE))
+    middle = 180
+    unit = 180 / (1.15 * 2.4)
+    carts, poles = (
+        [place(frame, color)[0] for frame in frames] for color in (pictures.INK, pictures.ORANGE)
+    )
     np.testing.assert_allclose(carts, middle + x * unit, atol=1.5)
     np.testing.assert_allclose(poles, carts + 0.5 * np.sin(theta) * unit, atol=3)
 
@@ -191,20 +235,33 @@ def test_channels_have_their_colours_the_first_in_front_and_images_keep_theirs(t
     obs = np.zeros((2, 10, 10, 4), np.float32)
     obs[0, 0, 0, 0] = obs[0, 9, 4, 3] = 1
     obs[1, 5, 5, 0] = obs[1, 5, 5, 2] = 1
-    first, second = drawn(make_env("Toy"), Recording(None, obs, *np.zeros((2, 1))), tmp_path / "a.gif")[0]
+    first, second = drawn(
+        make_env("Toy"), Recording(None, obs, *np.zeros((2, 1))), tmp_path / "a.gif"
+    )[0]
     assert first.shape == (300 + MARGIN, MARGIN + 300 + LEGEND, 3)
     left = MARGIN
-    found = first[15, left + 15], first[285, left + 135], first[15, left + 45], second[165, left + 165]
-    wanted = map(ImageColor.getrgb, (pictures.ORANGE, pictures.YELLOW, pictures.FLOOR, pictures.ORANGE))
+    found = (
+        first[15, left + 15],
+        first[285, left + 135],
+        first[15, left + 45],
+        second[165, left + 165],
+    )
+    wanted = map(
+        ImageColor.getrgb, (pictures.ORANGE, pictures.YELLOW, pictures.FLOOR, pictures.ORANGE)
+    )
     np.testing.assert_allclose(found, [*wanted], atol=8)
     image = np.broadcast_to(np.uint8([200, 30, 90]), (2, 50, 60, 3))
-    frames, _ = drawn(make_env("Toy"), Recording(None, image, *np.zeros((2, 1))), tmp_path / "b.gif")
+    frames, _ = drawn(
+        make_env("Toy"), Recording(None, image, *np.zeros((2, 1))), tmp_path / "b.gif"
+    )
     np.testing.assert_allclose(frames[1][150, 90], [200, 30, 90], atol=8)
 
 
 def test_a_legend_has_the_colours_of_all_channels(tmp_path):
     obs = np.zeros((2, 10, 10, 4), np.float32)
-    frame = drawn(make_env("Toy"), Recording(None, obs, *np.zeros((2, 1))), tmp_path / "a.gif")[0][0]
+    frame = drawn(make_env("Toy"), Recording(None, obs, *np.zeros((2, 1))), tmp_path / "a.gif")[0][
+        0
+    ]
     legend = frame[:, MARGIN + 300 :]
     middles = [place(legend, color)[1] for color in pictures.CHANNELS[:4]]
     np.testing.assert_allclose(np.diff(middles), pictures.LINE, atol=1)
@@ -217,10 +274,19 @@ def names_of(groups) -> list[list[str]]:
 
 
 def test_numbers_have_the_names_of_their_parts_or_those_that_are_told():
-    spaces_of = {"joints": spaces.box((2,)), "action_mask": spaces.box((3,)), "mode": spaces.Discrete(4)}
+    spaces_of = {
+        "joints": spaces.box((2,)),
+        "action_mask": spaces.box((3,)),
+        "mode": spaces.Discrete(4),
+    }
     obs = {"joints": np.zeros((3, 2)), "action_mask": np.ones((3, 3)), "mode": np.array([0, 1, 2])}
     action_space = (spaces.Discrete(3), spaces.box((2,), -1, 1))
-    recording = Recording(None, obs, (np.array([2, 1]), np.full((2, 2), 5.0)), np.array([1.0, 2.0]))
+    recording = Recording(
+        states=None,
+        obs=obs,
+        actions=(np.array([2, 1]), np.full((2, 2), 5.0)),
+        rewards=np.array([1.0, 2.0]),
+    )
     seen = [x for x in spaces.leaves(spaces_of, obs) if x[0] != "action_mask"]
     groups = groups_of(recording, seen, action_space, lambda count: ())
     observed, acted, earned = names_of(groups)
@@ -232,7 +298,12 @@ def test_numbers_have_the_names_of_their_parts_or_those_that_are_told():
 
 
 def test_rewards_and_actions_belong_to_the_step_that_led_there_within_their_bounds():
-    recording = Recording(None, np.array([[0.0], [1.0], [2.0]]), np.full((2, 1), 5.0), np.array([1.0, 2.0]))
+    recording = Recording(
+        states=None,
+        obs=np.array([[0.0], [1.0], [2.0]]),
+        actions=np.full((2, 1), 5.0),
+        rewards=np.array([1.0, 2.0]),
+    )
     seen = [("", spaces.box((1,)), recording.obs)]
     groups = groups_of(recording, seen, spaces.box((1,), -1, 1), lambda count: ())
     (obs,), (action,), (reward, ret) = (group.tracks for group in groups)
@@ -243,23 +314,38 @@ def test_rewards_and_actions_belong_to_the_step_that_led_there_within_their_boun
 
 
 def numbers_of(count: int) -> tuple[spaces.EnvSpec, Recording]:
-    """An episode of five steps with observations of so many numbers, some of which are not finite."""
+    """An episode of five steps with observations of so many numbers, some of which are not
+    finite.
+    """
     obs = np.random.default_rng(0).normal(size=(6, count))
     obs[2, 1] = np.nan
-    spec = spaces.EnvSpec("some", spaces.box((count,)), np.dtype(np.float32), spaces.Discrete(3))
-    return spec, Recording(None, obs, np.array([0, 1, 2, 1, 0]), np.array([1.0, np.inf, 0, -1, 2]))
+    spec = spaces.EnvSpec(
+        name="some",
+        observation_space=spaces.box((count,)),
+        obs_dtype=np.dtype(np.float32),
+        action_space=spaces.Discrete(3),
+    )
+    return spec, Recording(
+        states=None,
+        obs=obs,
+        actions=np.array([0, 1, 2, 1, 0]),
+        rewards=np.array([1.0, np.inf, 0, -1, 2]),
+    )
 
 
 def test_a_few_numbers_are_lines_with_a_legend_beside_and_ticks(tmp_path):
     frames, _ = drawn(*numbers_of(3), tmp_path / "a.gif")
-    ticks, samples = frames[0][:, :LEFT], frames[0][:, LEFT + PLOT + 6 : LEFT + PLOT + 24]
+    ticks = frames[0][:, :LEFT]
+    samples = frames[0][:, LEFT + PLOT + 6 : LEFT + PLOT + 24]
     heights = [place(samples, color)[1] for color in COLORS[:6]]
     assert heights == sorted(heights), "three numbers, an action, reward and return"
     for height in map(int, heights):
         assert is_written(ticks[height - 19 : height + 19]), "no ticks"
     moved = np.abs(frames[1] - frames[0]).max(axis=2) > 40
     assert 0 < moved[:, LEFT : LEFT + PLOT].any(axis=0).sum() < 12, "more than the mark has moved"
-    assert all(moved[int(height) - 6 : int(height) + 6, -70:].any() for height in heights), "the numbers of the step"
+    assert all(moved[int(height) - 6 : int(height) + 6, -70:].any() for height in heights), (
+        "the numbers of the step"
+    )
 
 
 def test_many_numbers_are_shades_with_names_beside(tmp_path):
@@ -295,22 +381,33 @@ def failing(picture):
 
 @pytest.mark.parametrize(
     ("make", "told"),
-    [(failing, "no paint left"), (np.float32, "float32"), (lambda x: x[..., 0], "30, 40"), (lambda x: x[:9], "size")],
+    [
+        (failing, "no paint left"),
+        (np.float32, "float32"),
+        (lambda x: x[..., 0], "30, 40"),
+        (lambda x: x[:9], "size"),
+    ],
 )
 def test_an_own_frame_that_goes_wrong_costs_a_picture_and_is_told(make, told, tmp_path):
-    env, texts = wrap(Framed(make, bad=3)), []
+    env = wrap(Framed(make, bad=3))
+    texts = []
     recording = record(env, lambda obs: jnp.zeros(1, jnp.int32), jax.random.key(0), 5)
     assert draw_gif(env, recording, tmp_path / "a.gif", texts.append) == 6
     assert len(texts) == 1 and told in texts[0]
     frames, _ = drawn(env, recording, tmp_path / "b.gif")
-    np.testing.assert_allclose([frame[9, 140, 0] for frame in frames], [0, 40, 80, 80, 160, 200], atol=8)
+    np.testing.assert_allclose(
+        [frame[9, 140, 0] for frame in frames], [0, 40, 80, 80, 160, 200], atol=8
+    )
 
 
 def test_an_own_frame_that_never_works_is_told_with_its_place_and_numbers_are_drawn(tmp_path):
-    env, texts = wrap(Framed(failing, bad=0)), []
+    env = wrap(Framed(failing, bad=0))
+    texts = []
     recording = record(env, lambda obs: jnp.zeros(1, jnp.int32), jax.random.key(0), 5)
     assert draw_gif(env, recording, tmp_path / "a.gif", texts.append) == 6
-    assert len(texts) == 1 and all(word in texts[0] for word in ("no paint left", "test_render.py", "observations"))
+    assert len(texts) == 1 and all(
+        word in texts[0] for word in ("no paint left", "test_render.py", "observations")
+    )
     assert Image.open(tmp_path / "a.gif").width > 500
 
 
@@ -334,19 +431,27 @@ def particles(**state) -> np.ndarray:
 
 
 def test_particles_are_circles_on_a_plane_with_a_legend():
-    agent, adversary, landmark = (COLORS_OF_PARTICLES[kind] for kind in ("agent", "adversary", "landmark"))
+    agent, adversary, landmark = (
+        COLORS_OF_PARTICLES[kind] for kind in ("agent", "adversary", "landmark")
+    )
     frame = particles(p_pos=np.array([[-1.0, 0.5], [0.9, -0.2], [0.0, 1.0]]), goal=None)
     on_plane = frame[plane.TOP : plane.TOP + plane.SIDE, plane.LEFT : plane.LEFT + plane.SIDE]
     legend = frame[:, plane.LEFT + plane.SIDE + 2 :]
     for color, center in {agent: (-1.0, 0.5), adversary: (0.9, -0.2), landmark: (0.0, 1.0)}.items():
-        x, y = ((1.5 + sign * at) / 3 * plane.SIDE for sign, at in zip((1, -1), center, strict=True))
+        x, y = (
+            (1.5 + sign * at) / 3 * plane.SIDE for sign, at in zip((1, -1), center, strict=True)
+        )
         middle = np.median(pixels(on_plane, color), axis=0)  # texts have some such pixels too
         np.testing.assert_allclose(middle, (x, y), atol=2)
-    heights = [np.median(pixels(legend, color), axis=0)[1] for color in (agent, adversary, landmark)]
+    heights = [
+        np.median(pixels(legend, color), axis=0)[1] for color in (agent, adversary, landmark)
+    ]
     np.testing.assert_allclose(np.diff(heights), plane.LINE, atol=1)
     size = np.ptp(pixels(on_plane, agent), axis=0)
     np.testing.assert_allclose(size, 2 * 0.15 / 3 * plane.SIDE, atol=4)
-    assert is_written(frame[plane.TOP :, : plane.LEFT]) and is_written(frame[plane.TOP + plane.SIDE + 2 :])
+    assert is_written(frame[plane.TOP :, : plane.LEFT]) and is_written(
+        frame[plane.TOP + plane.SIDE + 2 :]
+    )
     assert frame.shape == (plane.HEIGHT, plane.WIDTH, 3)
 
 
@@ -355,13 +460,22 @@ def test_a_plane_shows_particles_that_are_far_away_the_goal_and_what_is_said():
     far = particles(p_pos=places, goal=np.int32(0), c=np.array([[0.0, 1.0], [0.0, 0.0]]))
     assert len(pixels(far[:, : plane.LEFT + plane.SIDE], COLORS_OF_PARTICLES["agent"])) > 5
     assert len(pixels(far, plane.RING)) > 20
-    corner = slice(plane.TOP + plane.SIDE - 16, plane.TOP + plane.SIDE - 3), slice(plane.LEFT + 2, plane.LEFT + 70)
+    corner = (
+        slice(plane.TOP + plane.SIDE - 16, plane.TOP + plane.SIDE - 3),
+        slice(plane.LEFT + 2, plane.LEFT + 70),
+    )
     assert is_written(far[corner]) and not is_written(particles(p_pos=places, goal=None)[corner])
 
 
 @pytest.mark.parametrize(
     ("steps", "seconds", "frames", "delay"),
-    [(10, 0.001, 11, 20), (499, 0.02, 500, 20), (500, 0.02, 251, 40), (2000, 0.02, 251, 100), (27000, 0.02, 423, 100)],
+    [
+        (10, 0.001, 11, 20),
+        (499, 0.02, 500, 20),
+        (500, 0.02, 251, 40),
+        (2000, 0.02, 251, 100),
+        (27000, 0.02, 423, 100),
+    ],
 )
 def test_frames_and_speed_of_episodes_of_any_length(steps, seconds, frames, delay):
     drawn_steps, delays = timing(steps, seconds)

@@ -1,4 +1,6 @@
-"""SAC: its maths, its replay buffer, its accounting, and the promises that every algorithm keeps."""
+"""SAC: its maths, its replay buffer, its accounting, and the promises that every algorithm
+keeps.
+"""
 
 from collections import Counter
 from fractions import Fraction
@@ -8,7 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import functions_of, make_env, metric_rows, programs, relative_difference, run_updates, sac, small_sac_args
+from helpers import (
+    functions_of,
+    make_env,
+    metric_rows,
+    programs,
+    relative_difference,
+    run_updates,
+    sac,
+    small_sac_args,
+)
 
 import pmaprl.device.programs
 from pmaprl.device.drivers import with_returns
@@ -41,9 +52,12 @@ def two_critics(critics, x):
 
 
 class Box:
-    """Pendulum: one action, squashed; densities are within -1 .. 1, although torques are within -2 .. 2."""
+    """Pendulum: one action, squashed; densities are within -1 .. 1, although torques are within -2
+    .. 2.
+    """
 
-    env, wanted_entropy = "Pendulum-v1", -1.0
+    env = "Pendulum-v1"
+    wanted_entropy = -1.0
 
     @staticmethod
     def q(critics, obs, action):
@@ -53,16 +67,20 @@ class Box:
     def expected(cls, actor, critics, obs, noise):
         """Expected smaller Q and entropy, [B]."""
         out = dense(jnp.tanh(dense(obs, actor["MLP_0"]["Dense_0"])), actor["Dense_0"])
-        mean, log_std = out[:, :1], -5 + 3.5 * (jnp.tanh(out[:, 1:]) + 1)
+        mean = out[:, :1]
+        log_std = -5 + 3.5 * (jnp.tanh(out[:, 1:]) + 1)
         action = jnp.tanh(mean + jnp.exp(log_std) * noise)
-        density = jnp.exp(-0.5 * noise**2) / jnp.sqrt(2 * jnp.pi) / jnp.exp(log_std) / (1 - action**2)
+        density = (
+            jnp.exp(-0.5 * noise**2) / jnp.sqrt(2 * jnp.pi) / jnp.exp(log_std) / (1 - action**2)
+        )
         return jnp.min(cls.q(critics, obs, action), axis=0), -jnp.log(density)[:, 0]
 
 
 class Discrete:
     """Three actions, by enumeration."""
 
-    env, wanted_entropy = "Blink", 0.5 * np.log(3)
+    env = "Blink"
+    wanted_entropy = 0.5 * np.log(3)
 
     @staticmethod
     def q(critics, obs, action):
@@ -72,7 +90,9 @@ class Discrete:
     def expected(actor, critics, obs, noise):
         logits = dense(jnp.tanh(dense(obs, actor["MLP_0"]["Dense_0"])), actor["Dense_0"])
         p = jnp.exp(logits) / jnp.sum(jnp.exp(logits), axis=1, keepdims=True)
-        return jnp.sum(p * jnp.min(two_critics(critics, obs), axis=0), axis=1), -jnp.sum(p * jnp.log(p), axis=1)
+        return jnp.sum(p * jnp.min(two_critics(critics, obs), axis=0), axis=1), -jnp.sum(
+            p * jnp.log(p), axis=1
+        )
 
 
 def stepped(adam, tree, grads):
@@ -81,7 +101,9 @@ def stepped(adam, tree, grads):
     return optax.apply_updates(tree, updates)
 
 
-def updated(kind, params: sac.Params, optimizers, transition, noises, args, number: int) -> sac.Params:
+def updated(
+    kind, params: sac.Params, optimizers, transition, noises, args, number: int
+) -> sac.Params:
     """Gradient update `number` (from 1), on a batch that holds a single transition many times."""
     obs, action, reward, terminated, next_obs = transition
     next_noise, noise = noises
@@ -101,9 +123,12 @@ def updated(kind, params: sac.Params, optimizers, transition, noises, args, numb
         q, entropy = kind.expected(actor, critics, obs, noise)
         return -jnp.mean(q + alpha * entropy)
 
-    critics, targets = stepped(optimizers[0], params.critics, q_gradient(params.critics)), params.targets
+    critics = stepped(optimizers[0], params.critics, q_gradient(params.critics))
+    targets = params.targets
     if number % args.target_frequency == 0:
-        targets = jax.tree.map(lambda old, new: (1 - args.tau) * old + args.tau * new, targets, critics)
+        targets = jax.tree.map(
+            lambda old, new: (1 - args.tau) * old + args.tau * new, targets, critics
+        )
     if number % args.policy_frequency:
         return sac.Params(params.actor, critics, targets, params.log_alpha)
     actor = stepped(optimizers[1], params.actor, policy_gradient(params.actor))
@@ -114,27 +139,42 @@ def updated(kind, params: sac.Params, optimizers, transition, noises, args, numb
 
 @pytest.mark.parametrize(
     ("kind", "updates", "more"),
-    [(Box, 2, {"lr_schedule": "linear"}), (Discrete, 6, {"policy_frequency": 2, "target_frequency": 3})],
+    [
+        (Box, 2, {"lr_schedule": "linear"}),
+        (Discrete, 6, {"policy_frequency": 2, "target_frequency": 3}),
+    ],
     ids=["box", "discrete"],
 )
 def test_gradient_updates_are_those_of_the_paper(kind, updates, more):
     flags = {"num_envs": 1, "batch_size": 6, "learning_starts": 0, "utd_ratio": 1.0}
-    rates = {"policy_lr": 0.02, "q_lr": 0.03, "tau": 0.1, "activation": "tanh", "hidden_sizes": (3,)}
+    rates = {
+        "policy_lr": 0.02,
+        "q_lr": 0.03,
+        "tau": 0.1,
+        "activation": "tanh",
+        "hidden_sizes": (3,),
+    }
     args = small_sac_args(**flags, **rates, **more, total_timesteps=8)
     args.buffer_size = 1  # less than flags may say, so that the batch is known
     init, update = programs(args, make_env(kind.env), 1)
     state = init()
-    trees = (jax.tree.map(lambda x: np.float64(x[0]), tree["params"]) for tree in to_host(state).learner.params[:3])
+    trees = (
+        jax.tree.map(lambda x: np.float64(x[0]), tree["params"])
+        for tree in to_host(state).learner.params[:3]
+    )
     before = params = sac.Params(*trees, np.log([0.2]))
     schedules = [optax.linear_schedule(x, x * (kind is Discrete), 8) for x in (0.03, 0.02, 0.03)]
-    optimizers, terminated = [[optax.adam(schedule), None] for schedule in schedules], 0
+    optimizers = [[optax.adam(schedule), None] for schedule in schedules]
+    terminated = 0
     for step in range(updates):
         root = state.run.key[0, 0]
         state, outcome = update(state, np.int32(1))
         metrics = outcome.fetch(1).metrics
         learn_key = jax.random.split(jax.random.fold_in(root, step))[1]
         group_key = jax.random.fold_in(jax.random.fold_in(learn_key, 0), 0)
-        noises = [np.float64(jax.random.normal(key, (6, 1))) for key in jax.random.split(group_key, 3)[1:]]
+        noises = [
+            np.float64(jax.random.normal(key, (6, 1))) for key in jax.random.split(group_key, 3)[1:]
+        ]
         ring = to_host(state).actors.replay.data
         transition = [np.repeat(np.float64(x)[0, 0], 6, axis=0) for x in ring[:5]]
         terminated += transition[3][0]
@@ -170,7 +210,9 @@ def test_sampling_is_uniform_over_the_newest_transitions(steps, groups):
     assert set(counts) == expected
     assert scipy_stats.chisquare(list(counts.values())).pvalue > 1e-3
     per_group = drawn.reshape(groups, -1) // 1000 // (4 // groups)
-    assert (per_group == np.arange(groups)[:, None]).all(), "a group drew from the environments of another"
+    assert (per_group == np.arange(groups)[:, None]).all(), (
+        "a group drew from the environments of another"
+    )
 
 
 @pytest.mark.slow
@@ -182,18 +224,28 @@ def test_the_buffer_is_updated_in_place(num_envs, num_seeds):
     args = small_sac_args(**flags, buffer_size=10**6)
     functions = over_devices(functions_of(args, make_env("Pendulum-v1")), jax.devices()[:1])
     state = jax.eval_shape(functions.init, np.zeros((1, num_seeds), np.int32))
-    memory = functions.update.lower(state, np.int32(0)).compile(pmaprl.device.programs._options(1)).memory_analysis()
+    memory = (
+        functions.update.lower(state, np.int32(0))
+        .compile(pmaprl.device.programs._options(1))
+        .memory_analysis()
+    )
     buffer = 33e6 * num_seeds
     assert memory.alias_size_in_bytes > buffer, "the state is not donated"
     assert memory.temp_size_in_bytes < 0.2 * buffer
 
 
-@pytest.mark.parametrize(("ratio", "num_envs"), [(0.12345, 3), (1e-5, 16), (0.1, 1), (0.3, 16), (1.7, 3), (20.0, 1)])
+@pytest.mark.parametrize(
+    ("ratio", "num_envs"), [(0.12345, 3), (1e-5, 16), (0.1, 1), (0.3, 16), (1.7, 3), (20.0, 1)]
+)
 def test_the_ratio_is_exact(ratio, num_envs):
     args = small_sac_args(utd_ratio=ratio, num_envs=num_envs, learning_starts=20)
     steps = range(0, 2000, num_envs)
     exact = [int(Fraction(str(ratio)) * max(step - 20, 0)) for step in steps]
-    assert [args.updates_due(step) for step in steps] == exact == args.updates_due(jnp.array(steps)).tolist()
+    assert (
+        [args.updates_due(step) for step in steps]
+        == exact
+        == args.updates_due(jnp.array(steps)).tolist()
+    )
 
 
 def actions_of(state) -> np.ndarray:
@@ -205,9 +257,12 @@ def test_actions_are_random_until_learning_starts():
     init, update = programs(args, make_env("Pendulum-v1"), 1)
     start = init()
     state, *_ = update(start, np.int32(10))
-    moved = start.replace(learner=start.learner.replace(params=jax.tree.map(lambda x: x + 0.5, start.learner.params)))
+    moved = start.replace(
+        learner=start.learner.replace(params=jax.tree.map(lambda x: x + 0.5, start.learner.params))
+    )
     changed, *_ = update(moved, np.int32(10))
-    first, second = actions_of(state), actions_of(changed)
+    first = actions_of(state)
+    second = actions_of(changed)
     np.testing.assert_array_equal(first[:, :7], second[:, :7])
     assert (first[:, 7:10] != second[:, 7:10]).all(), "the policy does not act after the warm-up"
     uniform = first[:, :7].ravel()
@@ -217,15 +272,21 @@ def test_actions_are_random_until_learning_starts():
 
 @pytest.mark.slow
 def test_a_broken_number_is_noticed_before_it_is_learned_from():
-    """The reward is NaN in the warm-up, when nothing is learned yet: the state must not be saved."""
+    """The reward is NaN in the warm-up, when nothing is learned yet: the state must not be
+    saved.
+    """
     init, update = programs(small_sac_args(learning_starts=16 * 100), make_env("Poison"), 1)
     broken = update(init(), np.int32(50))[1].fetch(50).broken
     assert [broken[f"env/{name}"].tolist() for name in ("reward", "obs_magnitude")] == [[40], [-1]]
 
 
 def test_time_limits_are_not_stored_as_terminations_and_no_reset_is_a_next_observation():
-    state, _ = run_updates(small_sac_args(buffer_size=16 * 64, learning_starts=32), make_env("Endings"), 2, 60)
-    ring = jax.tree.map(lambda x: x[0, :, :60].reshape(-1, *x.shape[3:]), to_host(state).actors.replay.data)
+    state, _ = run_updates(
+        small_sac_args(buffer_size=16 * 64, learning_starts=32), make_env("Endings"), 2, 60
+    )
+    ring = jax.tree.map(
+        lambda x: x[0, :, :60].reshape(-1, *x.shape[3:]), to_host(state).actors.replay.data
+    )
     (episode, step), (next_episode, next_step) = ring.obs.T, ring.next_obs.T
     np.testing.assert_array_equal(episode, next_episode)
     np.testing.assert_array_equal(step + 1, next_step)
@@ -237,11 +298,20 @@ def test_time_limits_are_not_stored_as_terminations_and_no_reset_is_a_next_obser
 
 @pytest.mark.usefixtures("shared_programs")
 def test_without_the_buffer_checkpoints_are_small_and_a_resumed_run_refills(tmp_path):
-    flags = {"total_timesteps": 16 * 40, "log_interval": 16 * 8, "buffer_size": 16 * 10_000, "learning_starts": 64}
+    flags = {
+        "total_timesteps": 16 * 40,
+        "log_interval": 16 * 8,
+        "buffer_size": 16 * 10_000,
+        "learning_starts": 64,
+    }
     flags |= {"stop_after": 16 * 20, "save_buffer": False}
     part = sac.train(small_sac_args(**flags, run_dir=str(tmp_path / "part")))
     resumed = sac.train(sac.Args.from_run(part.run_dir, quiet=True))
-    (before,) = [row for row in metric_rows(part.run_dir) if row["env_steps"] == 16 * 20 and "replay/fill" in row]
+    (before,) = [
+        row
+        for row in metric_rows(part.run_dir)
+        if row["env_steps"] == 16 * 20 and "replay/fill" in row
+    ]
     last = [row for row in metric_rows(resumed.run_dir) if "replay/fill" in row][-1]
     refilled = 16 * 20 - 64  # of the 20 updates after the resume, the first four only refill
     assert last["gradient_updates"] - before["gradient_updates"] == refilled // 8
@@ -254,7 +324,9 @@ def test_after_a_refill_the_policy_acts_not_chance():
     init, update = programs(args, make_env("Pendulum-v1"), 1)
     state, *_ = update(init(), np.int32(10))
     host = to_host(state)
-    emptied = host.replace(actors=host.actors.replace(replay=jax.tree.map(np.zeros_like, host.actors.replay)))
+    emptied = host.replace(
+        actors=host.actors.replace(replay=jax.tree.map(np.zeros_like, host.actors.replay))
+    )
     shapes = jax.eval_shape(lambda x: x, state)
     refilled, outcome = update(to_devices(emptied, shapes, jax.devices()[:1]), np.int32(2))
     continued, *_ = update(state, np.int32(2))
@@ -266,7 +338,7 @@ def test_after_a_refill_the_policy_acts_not_chance():
 
 def test_discounted_returns_begin_with_each_episode_and_make_the_unit_of_rewards():
     actors = Actors((), (), (), (), (), jnp.array([0.0, 4.0]))
-    new = Transition((), (), jnp.ones((3, 2)), (), ())
+    new = Transition(obs=(), action=(), reward=jnp.ones((3, 2)), terminated=(), next_obs=())
     actors, new = with_returns(0.5, actors, new, jnp.array([[0, 1], [1, 0], [0, 0]], bool))
     np.testing.assert_array_equal(new.discounted, [[1, 3], [1.5, 1], [1, 1.5]])
     np.testing.assert_array_equal(actors.discounted, [1, 1.5])
@@ -274,7 +346,9 @@ def test_discounted_returns_begin_with_each_episode_and_make_the_unit_of_rewards
     for factor in (1.0, 100.0):
         env = make_env("Endings")
         advance = env.advance
-        env.advance = lambda *x, advance=advance, factor=factor: (y := advance(*x))._replace(reward=factor * y.reward)
+        env.advance = lambda *x, advance=advance, factor=factor: (y := advance(*x))._replace(
+            reward=factor * y.reward
+        )
         losses.append(run_updates(small_sac_args(normalize_rewards=True), env, 2, 4)[1]["loss/q1"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
@@ -287,7 +361,20 @@ def test_discounted_returns_begin_with_each_episode_and_make_the_unit_of_rewards
 )
 def test_pendulum_is_learned(wanted, steps, batch_size, flags, tmp_path):
     """Better than the worst three of a dozen seeds; chance earns -1200, and a long run -150."""
-    small = {"num_seeds": 3, "hidden_sizes": (64, 64), "policy_lr": 1e-3, "eval_episodes": 64, "buffer_size": 10_000}
-    flags = flags | {"total_timesteps": steps, "batch_size": batch_size, "eval_interval": 0, "checkpoint_interval": 0}
-    result = sac.train(sac.Args(**small, **flags, quiet=True, num_devices=1, run_dir=str(tmp_path / "run")))
+    small = {
+        "num_seeds": 3,
+        "hidden_sizes": (64, 64),
+        "policy_lr": 1e-3,
+        "eval_episodes": 64,
+        "buffer_size": 10_000,
+    }
+    flags = flags | {
+        "total_timesteps": steps,
+        "batch_size": batch_size,
+        "eval_interval": 0,
+        "checkpoint_interval": 0,
+    }
+    result = sac.train(
+        sac.Args(**small, **flags, quiet=True, num_devices=1, run_dir=str(tmp_path / "run"))
+    )
     assert np.mean(result.evaluation["eval/return_mean"]) > wanted

@@ -1,4 +1,6 @@
-"""SAC with actors: what its buffer holds, how often it learns, and whole runs on toy environments."""
+"""SAC with actors: what its buffer holds, how often it learns, and whole runs on toy
+environments.
+"""
 
 import itertools
 from fractions import Fraction
@@ -11,7 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import sac_pmap as sac
-from helpers import collectives_beside_each_other, compiled_updates, metric_rows, relative_difference, same_bits
+from helpers import (
+    collectives_beside_each_other,
+    compiled_updates,
+    metric_rows,
+    relative_difference,
+    same_bits,
+)
 from host_helpers import BOX, TOY, TOYS, made_up, rows_with, states_of
 
 from pmaprl.actors.batches import over_learners
@@ -43,13 +51,27 @@ class Lab(host_helpers.Lab):
 
     def rollout(self, seed: int, final_obs: bool = False, valid: float = 0.9) -> HostRollout:
         """Observations are numbers that no other has."""
-        rng, steps, envs = np.random.default_rng(seed), self.args.num_steps, self.args.envs_per_actor
-        numbers = 1e6 * seed + np.arange((steps + 1) * envs * 2, dtype=np.float32).reshape(steps + 1, envs, 2)
-        discrete, shape = self.args.env == TOY, (steps, envs)
-        kept = rng.integers(0, 3, shape).astype(np.int32) if discrete else rng.uniform(-1, 1, (*shape, 4))
+        rng = np.random.default_rng(seed)
+        steps = self.args.num_steps
+        envs = self.args.envs_per_actor
+        numbers = 1e6 * seed + np.arange((steps + 1) * envs * 2, dtype=np.float32).reshape(
+            steps + 1, envs, 2
+        )
+        discrete = self.args.env == TOY
+        shape = (steps, envs)
+        kept = (
+            rng.integers(0, 3, shape).astype(np.int32)
+            if discrete
+            else rng.uniform(-1, 1, (*shape, 4))
+        )
         final = -numbers[1:].astype(np.float32) if final_obs else None
         return made_up(
-            seed, numbers, valid, action=kept, extras=kept if discrete else kept.astype(np.float32), final_obs=final
+            seed,
+            numbers,
+            valid,
+            action=kept,
+            extras=kept if discrete else kept.astype(np.float32),
+            final_obs=final,
         )
 
     def updated(self, *batches: tuple[HostRollout, ...], devices: int = 1) -> TrainState:
@@ -70,16 +92,21 @@ def stored(state: TrainState) -> np.ndarray:
 
 
 def sorted_rows(*columns: np.ndarray) -> np.ndarray:
-    rows = np.concatenate([column.reshape(len(column), -1).astype(np.float64) for column in columns], axis=1)
+    rows = np.concatenate(
+        [column.reshape(len(column), -1).astype(np.float64) for column in columns], axis=1
+    )
     return rows[np.lexsort(rows.T)]
 
 
-# ---------------------------------------------------------------------------------------------------------- the buffer
+# --------------------------------------------------------------------------------------------------
+# the buffer
 
 
 @pytest.mark.parametrize(("final_obs", "slots"), [(False, 64), (True, 10)])
 def test_the_buffer_has_the_newest_valid_steps_with_their_true_next_observations(final_obs, slots):
-    """Also at time limits, and at the border of two rollouts; steps that only reset never enter it."""
+    """Also at time limits, and at the border of two rollouts; steps that only reset never enter
+    it.
+    """
     lab = Lab(buffer_size=8 * slots)  # a ring for each of two times four environments
     rollouts = [lab.rollout(seed, final_obs) for seed in range(4)]
     wanted = []
@@ -87,16 +114,30 @@ def test_the_buffer_has_the_newest_valid_steps_with_their_true_next_observations
         parts = []
         for rollout in rollouts[place::2]:
             next_obs = rollout.final_obs if final_obs else rollout.obs[1:]
-            columns = rollout.obs[:-1], rollout.extras, rollout.reward, rollout.terminated, next_obs, rollout.version
+            columns = (
+                rollout.obs[:-1],
+                rollout.extras,
+                rollout.reward,
+                rollout.terminated,
+                next_obs,
+                rollout.version,
+            )
             parts.append([x[:, env][rollout.valid[:, env]] for x in columns])
         wanted.append([np.concatenate(x)[-slots:] for x in zip(*parts, strict=True)])
     assert slots == 64 or sum(len(one[2]) == slots for one in wanted) > 4, "most rings are full"
     state = lab.updated(tuple(rollouts[:2]), tuple(rollouts[2:]))
-    np.testing.assert_array_equal(stored(state), sorted_rows(*map(np.concatenate, zip(*wanted, strict=True))))
+    np.testing.assert_array_equal(
+        stored(state), sorted_rows(*map(np.concatenate, zip(*wanted, strict=True)))
+    )
     assert state.run.env_steps[0] == sum(rollout.valid.sum() for rollout in rollouts)
 
 
-NORMALISED = {"normalize_obs": True, "normalize_rewards": True, "critic_norm": "renorm", "actor_norm": "batch"}
+NORMALISED = {
+    "normalize_obs": True,
+    "normalize_rewards": True,
+    "critic_norm": "renorm",
+    "actor_norm": "batch",
+}
 
 
 @pytest.mark.slow
@@ -121,15 +162,20 @@ def check_alike(state: TrainState, other: TrainState) -> None:
 def test_devices_of_two_processes_learn_the_same_from_whole_rollouts():
     """As two of one process, with two actor devices, do from halves of each."""
     flags = {"utd_ratio": 0.5, "learning_starts": 8, "batch_size": 16, "actor_threads": 1}
-    one, two = Lab(**flags, actor_devices="0,1"), Lab(**flags, distributed="a:1,0/2")
+    one = Lab(**flags, actor_devices="0,1")
+    two = Lab(**flags, distributed="a:1,0/2")
     batches = [tuple(one.rollout(seed + place) for place in range(2)) for seed in (0, 2, 4)]
-    side_by_side = [(jax.tree.map(lambda *x: np.concatenate(x, axis=1), *rollouts),) for rollouts in batches]
+    side_by_side = [
+        (jax.tree.map(lambda *x: np.concatenate(x, axis=1), *rollouts),) for rollouts in batches
+    ]
     check_alike(one.updated(*batches, devices=2), two.updated(*side_by_side, devices=2))
 
 
 def test_the_ratio_to_valid_steps_is_exact(ratio=2.3):
     lab = Lab(utd_ratio=ratio, learning_starts=40)
-    batches = [(lab.rollout(seed, valid=0.5), lab.rollout(100 + seed, valid=0.9)) for seed in range(4)]
+    batches = [
+        (lab.rollout(seed, valid=0.5), lab.rollout(100 + seed, valid=0.9)) for seed in range(4)
+    ]
     steps = 0
     for count, batch in enumerate(batches, 1):
         steps += sum(rollout.valid.sum() for rollout in batch)
@@ -139,7 +185,8 @@ def test_the_ratio_to_valid_steps_is_exact(ratio=2.3):
         assert lab.warming_up == (steps < 40), "whether actors still act at random"
 
 
-# ---------------------------------------------------------------------------------------------------------------- runs
+# --------------------------------------------------------------------------------------------------
+# runs
 
 
 def train(folder: Path, **flags: Any):
@@ -158,28 +205,40 @@ def test_lockstep_repeats_and_counts_every_step(tmp_path):
     assert np.isfinite(load_policy(tmp_path / "a")(np.zeros((3, 2)))).all()
 
 
-TERMINATING = {"env_params": '{"terminates": true}', "learner_devices": "0,1", "vectorization": "async"}
+TERMINATING = {
+    "env_params": '{"terminates": true}',
+    "learner_devices": "0,1",
+    "vectorization": "async",
+}
 
 
 @pytest.mark.parametrize(
     "flags",
-    [{"env_params": '{"raise_at": 20}', "max_restarts": 100}, pytest.param(TERMINATING, marks=pytest.mark.slow)],
+    [
+        {"env_params": '{"raise_at": 20}', "max_restarts": 100},
+        pytest.param(TERMINATING, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_the_buffer_of_a_run_has_steps_as_the_environments_took_them(flags, tmp_path, monkeypatch):
     """The toys observe their episode and their step, which is the limit of seven at the end."""
-    states, updates = states_of(monkeypatch, "finish"), compiled_updates(monkeypatch)
+    states = states_of(monkeypatch, "finish")
+    updates = compiled_updates(monkeypatch)
     train(tmp_path, **flags)
     if "learner_devices" in flags:
         assert not collectives_beside_each_other(updates[0])
-    replay = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), to_host(states[0]).actors.replay.data)
+    replay = jax.tree.map(
+        lambda x: x.reshape(-1, *x.shape[3:]), to_host(states[0]).actors.replay.data
+    )
     there = replay.next_obs[:, 1] > 0  # slots that are not in use have zeros
     assert there.sum() == 512
     (episode, step), (next_episode, next_step) = replay.obs[there].T, replay.next_obs[there].T
     np.testing.assert_array_equal(next_episode, episode)
     np.testing.assert_array_equal(next_step, step + 1)
     assert set(next_step) == set(range(1, 8))
-    np.testing.assert_array_equal(replay.terminated[there], (next_step == 7) & ("terminates" in str(flags)))
+    np.testing.assert_array_equal(
+        replay.terminated[there], (next_step == 7) & ("terminates" in str(flags))
+    )
 
 
 def test_a_resumed_run_has_learner_and_buffer_to_the_last_bit_and_does_not_warm_up_again(tmp_path):
@@ -189,7 +248,10 @@ def test_a_resumed_run_has_learner_and_buffer_to_the_last_bit_and_does_not_warm_
     assert kept.state_sha256 == part.state_sha256
     longer = sac.train(sac.Args.from_run(tmp_path, env=BOX))
     row = rows_with("replay/stored", tmp_path)[-1]
-    assert row["replay/stored"] == longer.env_steps == 640 and row["gradient_updates"] == (640 - 64) // 4
+    assert (
+        row["replay/stored"] == longer.env_steps == 640
+        and row["gradient_updates"] == (640 - 64) // 4
+    )
 
 
 @pytest.mark.slow
@@ -198,20 +260,36 @@ def test_images_and_parts_with_masks(toy, tmp_path):
     """No illegal action is taken, whether at random, by the policy, or in evaluations."""
     result = train(tmp_path, env=f"{TOYS}{toy}-v0")
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.params))
-    assert min(row["episode/return_min"] for row in metric_rows(tmp_path) if row.get("episode/count")) >= 0
+    assert (
+        min(row["episode/return_min"] for row in metric_rows(tmp_path) if row.get("episode/count"))
+        >= 0
+    )
     assert result.evaluation["eval/return_min"][0] >= 0
 
 
 def test_actions_are_uniform_and_held_at_first():
     lab = Lab(envs_per_actor=256, buffer_size=10**5, hold_random=3)
     learner, run = lab.driver.begin(jax.random.key(0), jax.random.key(1))
-    key, seen = jax.random.key_data(jax.random.key(2)), at_start(np.zeros((256, 2), np.float32))
+    key = jax.random.key_data(jax.random.key(2))
+    seen = at_start(np.zeros((256, 2), np.float32))
     published = lab.driver.publish(learner, run)
-    outputs = [lab.driver.act_on_host(published, (), key, jnp.uint32(step), seen) for step in range(5)]
-    first, actions = outputs[0][0], [kept for _, kept, _ in outputs]
+    outputs = [
+        lab.driver.act_on_host(published, (), key, jnp.uint32(step), seen) for step in range(5)
+    ]
+    first = outputs[0][0]
+    actions = [kept for _, kept, _ in outputs]
     assert [(a == b).all() for a, b in itertools.pairwise(actions)] == [True, True, False, True]
     assert len(np.unique(actions[0])) > 1000, "of each environment others"
-    assert abs(np.mean(actions[0])) < 0.1 and 0.5 < np.std(actions[0]) < 0.65 and np.abs(actions[0]).max() <= 1
-    assert first.shape == (256, 4) and -2 <= first.min() < -1.9 and 0.9 < first.max() <= 1, "the toy's Box"
+    assert (
+        abs(np.mean(actions[0])) < 0.1
+        and 0.5 < np.std(actions[0]) < 0.65
+        and np.abs(actions[0]).max() <= 1
+    )
+    assert first.shape == (256, 4) and -2 <= first.min() < -1.9 and 0.9 < first.max() <= 1, (
+        "the toy's Box"
+    )
     learned = lab.driver.publish(learner, run.replace(env_steps=jnp.int32(64)))
-    assert np.abs(lab.driver.act_on_host(learned, (), key, jnp.uint32(0), seen)[1] - actions[0]).max() > 0.1
+    assert (
+        np.abs(lab.driver.act_on_host(learned, (), key, jnp.uint32(0), seen)[1] - actions[0]).max()
+        > 0.1
+    )

@@ -1,4 +1,6 @@
-"""A run directory that a stranger sent: nothing in it is run, nothing outside is touched, all may be odd."""
+"""A run directory that a stranger sent: nothing in it is run, nothing outside is touched, all may
+be odd.
+"""
 
 import io
 import json
@@ -85,8 +87,11 @@ COMMANDS = {
 
 
 def outcome(name: str, run_dir: Path) -> str:
-    """Words of a command on stderr; it raises nothing unknown and prints nothing that a terminal obeys."""
-    stdout, stderr = io.StringIO(), io.StringIO()
+    """Words of a command on stderr; it raises nothing unknown and prints nothing that a terminal
+    obeys.
+    """
+    stdout = io.StringIO()
+    stderr = io.StringIO()
     with redirect_stdout(stdout), redirect_stderr(stderr):
         try:
             if COMMANDS[name] is None:
@@ -104,14 +109,21 @@ def outcome(name: str, run_dir: Path) -> str:
     return stderr.getvalue()
 
 
-# ------------------------------------------------------------------------------------------------------- code and paths
+# --------------------------------------------------------------------------------------------------
+# code and paths
 
 
 def places_of_texts(value: Any, path: tuple = ()) -> list[tuple]:
     """The path of every text in a value of JSON."""
     if isinstance(value, str):
         return [path]
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [place for key, part in items for place in places_of_texts(part, (*path, key))]
 
 
@@ -137,9 +149,13 @@ TEXTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("env", ["CartPole-v1", "gymnasium:pmaprl/PartialCartPole-v1"])
 def test_no_text_of_a_run_is_imported(run_dir, tmp_path, monkeypatch, stopping, env):
-    """A module is behind every text in every file of JSON, by each form of name, and nobody imports it."""
+    """A module is behind every text in every file of JSON, by each form of name, and nobody imports
+    it.
+    """
     marker = tmp_path / "executed"
-    (tmp_path / f"{MARKER}.py").write_text(f"open({str(marker)!r}, 'w').close()\ndef make(): pass\n")
+    (tmp_path / f"{MARKER}.py").write_text(
+        f"open({str(marker)!r}, 'w').close()\ndef make(): pass\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     changed(run_dir, env=env)
@@ -174,7 +190,11 @@ PARTIAL = "gymnasium:pmaprl/PartialCartPole-v1"
         (PARTIAL, EVIL, "whole"),
         (PARTIAL, '{"whole": "CartPole-v1"}', "whole"),
         (PARTIAL, json.dumps({"kwargs": {"module": "evil"}}), "kwargs"),
-        ("envpool:Pong-v5", json.dumps({"config": {"deep": [{"import_module": "evil"}]}}), "config"),
+        (
+            "envpool:Pong-v5",
+            json.dumps({"config": {"deep": [{"import_module": "evil"}]}}),
+            "config",
+        ),
         ("gymnasium:Ant-v5", '{"xml_file": "mine.xml"}', "xml_file"),
         ("gymnasium:ALE/Pong-v5", '{"a": [{"b": "../pong"}]}', "a"),
         ("gymnasium:ALE/Pong-v5", '{"a": {"https://b": 1}}', "a"),
@@ -211,7 +231,10 @@ def test_parameters_that_may_name_code_have_to_be_named_again(run_dir, flag, tmp
         ppo.Args.from_run(run_dir)
     config["args"] |= {"num_seeds": 1, flag: EVIL}
     path.write_text(json.dumps(config))
-    for words in (["--resume", str(run_dir)], ["--run-dir", str(run_dir), "--resume-or-start", "--env", PARTIAL]):
+    for words in (
+        ["--resume", str(run_dir)],
+        ["--run-dir", str(run_dir), "--resume-or-start", "--env", PARTIAL],
+    ):
         args = parse(ppo.Args, [*words, f"--{named}", EVIL])
         assert (getattr(args, flag), args.resume) == (EVIL, str(run_dir))
     policy = SimpleNamespace(run_dir=run_dir, config=config)
@@ -234,11 +257,18 @@ def test_a_run_that_began_from_another_does_not_say_which_is_read(run_dir, stopp
     (run_dir / "DONE").unlink()
     changed(run_dir, init_from=str(run_dir.parent / "elsewhere"))
     assert "--init-from" in outcome("resume", run_dir)
-    words = ["--run-dir", str(run_dir), "--resume-or-start", "--init-from", str(run_dir.parent / "elsewhere")]
+    words = [
+        "--run-dir",
+        str(run_dir),
+        "--resume-or-start",
+        "--init-from",
+        str(run_dir.parent / "elsewhere"),
+    ]
     assert "that may load: none" in refusal(ppo.train, ppo.Args, words), "it was looked for there"
 
 
-# ---------------------------------------------------------------------------------------------------- files and folders
+# --------------------------------------------------------------------------------------------------
+# files and folders
 
 KINDS = ["symbolic link", "hard link", "regular file", "bytes"]
 
@@ -259,7 +289,9 @@ def replace_by(kind: str, path: Path, outside: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "result.json", LOCK, "DONE", "curve.png", "elo.json"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "metrics.jsonl", "result.json", LOCK, "DONE", "curve.png", "elo.json"]
+)
 def test_a_file_of_a_run_is_a_regular_one_with_one_link(run_dir, tmp_path, stopping, name, kind):
     outside = tmp_path / "outside"
     try:
@@ -267,7 +299,9 @@ def test_a_file_of_a_run_is_a_regular_one_with_one_link(run_dir, tmp_path, stopp
     except OSError:
         pytest.skip("no such file can be made here")
     before = outside.read_bytes()
-    read_by = {"config.json": [*COMMANDS], "metrics.jsonl": ["compare", "plot", "resume"]}.get(name, ["resume"])
+    read_by = {"config.json": [*COMMANDS], "metrics.jsonl": ["compare", "plot", "resume"]}.get(
+        name, ["resume"]
+    )
     for command in read_by:
         assert kind in outcome(command, run_dir), command
     assert outside.read_bytes() == before
@@ -334,10 +368,15 @@ def test_a_link_below_a_folder_is_not_followed(tmp_path):
         ("learner/opt_state/more", np.zeros((600, 2**20), np.uint8)),
     ],
 )
-def test_a_checkpoint_that_claims_more_than_is_wanted_is_not_read(tmp_path, monkeypatch, name, claim):
+def test_a_checkpoint_that_claims_more_than_is_wanted_is_not_read(
+    tmp_path, monkeypatch, name, claim
+):
     from orbax.checkpoint import v1 as orbax
 
-    arrays = {"learner/params/a": np.ones(4, np.float32), "sha256/learner": np.zeros((1, 32), np.uint8)}
+    arrays = {
+        "learner/params/a": np.ones(4, np.float32),
+        "sha256/learner": np.zeros((1, 32), np.uint8),
+    }
     orbax.save(tmp_path / "8", arrays | {name: claim})
     monkeypatch.setattr(orbax, "load", lambda *_: pytest.fail("it was read"))
     with pytest.raises(Damaged, match="claims|uint8"):
@@ -355,7 +394,8 @@ def test_a_name_of_an_array_is_no_path(tmp_path, monkeypatch):
         read(tmp_path / "8", None, ("learner/",))
 
 
-# --------------------------------------------------------------------------------------------------- odd content
+# --------------------------------------------------------------------------------------------------
+# odd content
 
 ESCAPES = "\x1b]0;title\x07\x1b[31mred\r\nerror: more\x9b2J\u202e$\\frac{"
 
@@ -366,14 +406,22 @@ def test_what_is_printed_leaves_the_terminal_alone():
     assert str(UsageError("a\x07")) == r"a\x07"
 
 
-@pytest.mark.parametrize("name", ["env", "algorithm", "recipe", "gamma", "members", "versions", "env_spec", "script"])
-def test_escapes_of_a_run_reach_neither_terminal_nor_picture(run_dir, tmp_path, monkeypatch, stopping, name):
+@pytest.mark.parametrize(
+    "name", ["env", "algorithm", "recipe", "gamma", "members", "versions", "env_spec", "script"]
+)
+def test_escapes_of_a_run_reach_neither_terminal_nor_picture(
+    run_dir, tmp_path, monkeypatch, stopping, name
+):
     monkeypatch.chdir(tmp_path)
-    value = {"members": [{"seed": 0, ESCAPES: 1}], "versions": {"pmaprl": ESCAPES}}.get(name, ESCAPES)
+    value = {"members": [{"seed": 0, ESCAPES: 1}], "versions": {"pmaprl": ESCAPES}}.get(
+        name, ESCAPES
+    )
     if name == "env_spec":
         value = json.loads((run_dir / "config.json").read_text())["env_spec"] | {"name": ESCAPES}
     changed(run_dir, **{name: value})
-    (run_dir / "config.json").write_text((run_dir / "config.json").read_text().replace("0.99", json.dumps(ESCAPES)))
+    (run_dir / "config.json").write_text(
+        (run_dir / "config.json").read_text().replace("0.99", json.dumps(ESCAPES))
+    )
     for command in COMMANDS:
         if command != "export":  # which compiles
             outcome(command, run_dir)
@@ -394,9 +442,19 @@ def test_escapes_of_a_run_reach_neither_terminal_nor_picture(run_dir, tmp_path, 
         '{"args": ' * 80 + "1" + "}" * 80,
         "1" * 5_000,
         '{"args": {}}',
-        json.dumps({"args": {"env": "CartPole-v1"}, "algorithm": "ppo_pmap", "script": "algos/\0.py"}),
-        json.dumps({"args": {"env": "CartPole-v1"}, "algorithm": "ppo_pmap", "script": "algos/\ud800.py"}),
-        json.dumps({"args": {"env": "CartPole-v1"}, "algorithm": "ppo_pmap", "members": [{"seed": 0, "env": 1.5}]}),
+        json.dumps(
+            {"args": {"env": "CartPole-v1"}, "algorithm": "ppo_pmap", "script": "algos/\0.py"}
+        ),
+        json.dumps(
+            {"args": {"env": "CartPole-v1"}, "algorithm": "ppo_pmap", "script": "algos/\ud800.py"}
+        ),
+        json.dumps(
+            {
+                "args": {"env": "CartPole-v1"},
+                "algorithm": "ppo_pmap",
+                "members": [{"seed": 0, "env": 1.5}],
+            }
+        ),
     ],
 )
 def test_a_config_that_is_none_is_refused(run_dir, stopping, text):
@@ -441,7 +499,9 @@ def test_a_metric_that_is_no_number_is_refused_with_its_name(tmp_path, odd):
 
 
 def test_numbers_of_more_agents_than_the_run_has_are_refused(run_dir):
-    (run_dir / "metrics.jsonl").write_text(json.dumps({"env_steps": 64, "episode/return": [1.0, 2.0, 3.0]}))
+    (run_dir / "metrics.jsonl").write_text(
+        json.dumps({"env_steps": 64, "episode/return": [1.0, 2.0, 3.0]})
+    )
     for command in ("compare", "plot"):
         assert "3 agents, in a run of 2" in only_message(outcome(command, run_dir))
 
@@ -454,9 +514,17 @@ def test_an_evaluation_of_more_agents_than_the_run_has_is_none_of_the_policy(run
 @pytest.mark.parametrize("dtype", ["M8[s]", "O", "S5", "complex64"])
 def test_a_type_that_is_none_of_numbers_is_refused(dtype):
     space = {"type": "Box", "shape": [2], "low": 0, "high": 1}
-    stored = {"name": "x", "observation_space": space, "obs_dtype": "float32", "action_space": space}
+    stored = {
+        "name": "x",
+        "observation_space": space,
+        "obs_dtype": "float32",
+        "action_space": space,
+    }
     assert EnvSpec.from_json(stored).obs_dtype == np.float32
-    for wrong in (stored | {"obs_dtype": dtype}, stored | {"action_space": space | {"dtype": dtype}}):
+    for wrong in (
+        stored | {"obs_dtype": dtype},
+        stored | {"action_space": space | {"dtype": dtype}},
+    ):
         with pytest.raises((ValueError, TypeError)):
             EnvSpec.from_json(wrong)
 
@@ -470,7 +538,12 @@ def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "odd",
-    [{"eval/return_mean": ["x"]}, {"eval/return_mean": [1, 2, 3]}, {"eval/return_std": None}, {"eval/env_steps": "x"}],
+    [
+        {"eval/return_mean": ["x"]},
+        {"eval/return_mean": [1, 2, 3]},
+        {"eval/return_std": None},
+        {"eval/env_steps": "x"},
+    ],
 )
 def test_a_result_that_is_none_is_refused(run_dir, odd):
     path = run_dir / "result.json"
@@ -486,7 +559,8 @@ def test_a_returned_evaluation_of_other_types_is_none(run_dir):
         assert 256 not in Checkpoints(run_dir / "checkpoints").evaluations(), odd
 
 
-# ------------------------------------------------------------------------------------------- what kills leave
+# ------------------------------------------------------------------------------------------- what
+# kills leave
 
 
 def test_what_a_kill_leaves_does_not_stand_in_the_way(tmp_path, stopping):
@@ -544,13 +618,17 @@ def test_tensorboard_hides_steps_that_a_resumed_run_makes_again(tmp_path, monkey
     monkeypatch.setitem(sys.modules, "tensorboardX", type(sys)("tensorboardX"))
     sys.modules["tensorboardX"].SummaryWriter = Writer
     for changes, step in (({}, 0), ({"resume": "a", "run_dir": "a"}, 128)):
-        LogWriter(tmp_path, small_args(tensorboard=True, **TINY | changes), {}, resume_at=step)._file.close()
+        LogWriter(
+            tmp_path, small_args(tensorboard=True, **TINY | changes), {}, resume_at=step
+        )._file.close()
     assert made == [None, 129]
 
 
 def test_the_name_of_a_run_in_weights_and_biases_is_one(tmp_path, monkeypatch):
     """It is sent there: another's would write into a run that the user has already."""
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: pytest.fail("it was used")))
+    monkeypatch.setitem(
+        sys.modules, "wandb", SimpleNamespace(init=lambda **_: pytest.fail("it was used"))
+    )
     (tmp_path / "wandb_id").write_text("../\x1b[31m")
     with pytest.raises(UsageError, match="wandb_id"):
         LogWriter(tmp_path, small_args(wandb=True, **TINY), {})

@@ -1,4 +1,6 @@
-"""Suites of environments on the device: their steps, ends and last observations beside the originals."""
+"""Suites of environments on the device: their steps, ends and last observations beside the
+originals.
+"""
 
 import json
 from collections.abc import Callable
@@ -38,7 +40,11 @@ def jumanji(original, key, state, action):
 
 def pgx(original, key, state, action):
     game = original.step(state.game, action, jax.random.split(key)[0])
-    return {"action_mask": game.legal_action_mask, "obs": game.observation}, game.rewards[0], game.terminated
+    return (
+        {"action_mask": game.legal_action_mask, "obs": game.observation},
+        game.rewards[0],
+        game.terminated,
+    )
 
 
 def navix(original, key, state, action):
@@ -53,7 +59,9 @@ def xminigrid(original, key, state, action):
 
 
 def jaxmarl(original, key, state, action):
-    obs, _, rewards, _, _ = original.step_env(key, state[0], dict(zip(original.agents, action, strict=True)))
+    obs, _, rewards, _, _ = original.step_env(
+        key, state[0], dict(zip(original.agents, action, strict=True))
+    )
     return obs, sum(rewards.values()), False  # it ends by its limit, which it calls an end
 
 
@@ -63,13 +71,16 @@ def octax(original, key, state, action):
 
 
 class Case(NamedTuple):
-    step: Callable  # of the original, by key, state and action: its observation, its reward, and whether it ends there
+    # Of the original, by key, state and action: its observation, its reward, and whether it ends
+    # there
+    step: Callable
     limit: str  # the parameter
     steps: int  # its value
     ends: str  # how episodes end: T by themselves, L by the limit
     observed: Callable = lambda obs: obs  # what of our observations is compared
     draws_starts: bool = True
-    doomed: Callable = lambda state: state  # a state whose episode ends, where chance does not bring it about
+    # A state whose episode ends, where chance does not bring it about
+    doomed: Callable = lambda state: state
 
 
 def dead(state):
@@ -82,15 +93,30 @@ def things(count):
 
 
 CASES = {
-    "brax:inverted_pendulum": Case(physics, "episode_length", 4, "LT"),
-    "craftax:Craftax-Classic-Symbolic-v1": Case(craftax, "max_timesteps", 3, "LT", doomed=dead),
-    "jumanji:Snake-v1": Case(jumanji, "time_limit", 8, "LT", lambda obs: obs["grid"]),
-    "pgx:2048": Case(pgx, "max_steps", 5, "LT"),
-    "navix:Navix-Empty-5x5-v0": Case(navix, "max_steps", 40, "LT", things(11), draws_starts=False),
-    "xminigrid:MiniGrid-Empty-5x5": Case(xminigrid, "max_steps", 40, "LT", things(13), draws_starts=False),
-    "jaxmarl:MPE_simple_spread_v3": Case(jaxmarl, "max_steps", 9, "L"),
-    "octax:brix": Case(octax, "max_num_steps_per_episodes", 5, "L", draws_starts=False),
-    "playground:CartpoleBalance": Case(physics, "episode_length", 3, "L"),
+    "brax:inverted_pendulum": Case(step=physics, limit="episode_length", steps=4, ends="LT"),
+    "craftax:Craftax-Classic-Symbolic-v1": Case(
+        step=craftax, limit="max_timesteps", steps=3, ends="LT", doomed=dead
+    ),
+    "jumanji:Snake-v1": Case(
+        step=jumanji, limit="time_limit", steps=8, ends="LT", observed=lambda obs: obs["grid"]
+    ),
+    "pgx:2048": Case(step=pgx, limit="max_steps", steps=5, ends="LT"),
+    "navix:Navix-Empty-5x5-v0": Case(
+        step=navix, limit="max_steps", steps=40, ends="LT", observed=things(11), draws_starts=False
+    ),
+    "xminigrid:MiniGrid-Empty-5x5": Case(
+        step=xminigrid,
+        limit="max_steps",
+        steps=40,
+        ends="LT",
+        observed=things(13),
+        draws_starts=False,
+    ),
+    "jaxmarl:MPE_simple_spread_v3": Case(step=jaxmarl, limit="max_steps", steps=9, ends="L"),
+    "octax:brix": Case(
+        step=octax, limit="max_num_steps_per_episodes", steps=5, ends="L", draws_starts=False
+    ),
+    "playground:CartpoleBalance": Case(step=physics, limit="episode_length", steps=3, ends="L"),
 }
 MAKERS = {
     "brax": ("brax.envs", "get_environment", {}),
@@ -111,38 +137,54 @@ def original(name):
 @pytest.mark.parametrize("name", CASES)
 def test_steps_and_ends_are_those_of_the_original_and_the_next_episode_begins_at_once(name):
     case = CASES[name]
-    theirs, env = jax.jit(partial(case.step, original(name))), make(name, json.dumps({case.limit: case.steps}))
-    step, act = jax.jit(env.step), jax.jit(lambda key: sample(key, env.action_space))
+    theirs = jax.jit(partial(case.step, original(name)))
+    env = make(name, json.dumps({case.limit: case.steps}))
+    step = jax.jit(env.step)
+    act = jax.jit(lambda key: sample(key, env.action_space))
     obs, state = jax.jit(env.reset)(jax.random.key(3))
-    begun, ends, time = obs, "", 0
+    begun = obs
+    ends = ""
+    time = 0
     while len(ends) < 3 or set(ends) < set(case.ends):
         state = case.doomed(state) if len(ends) == 1 else state
         key = jax.random.key(len(ends) * 1000 + time)
         action = act(key)
         expected, reward, terminated = theirs(jax.random.split(key)[0], state, action)
-        out, time = step(key, state, action), time + 1
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), case.observed(out.final_obs), expected)
+        out = step(key, state, action)
+        time = time + 1
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5),
+            case.observed(out.final_obs),
+            expected,
+        )
         assert float(out.reward) == pytest.approx(float(reward), rel=1e-4)
         assert (bool(out.terminated), bool(out.truncated)) == (bool(terminated), time == case.steps)
         if out.terminated or out.truncated:
             assert same_bits(out.obs, begun) != case.draws_starts
             assert not (case.draws_starts and same_bits(out.obs, out.final_obs))
-            ends, time = ends + "LT"[bool(out.terminated)], 0
-        obs, state = out.obs, out.state
+            ends = ends + "LT"[bool(out.terminated)]
+            time = 0
+        obs = out.obs
+        state = out.state
     assert set(ends) == set(case.ends) and env.max_steps == case.steps
 
 
-@pytest.mark.parametrize("name", [*OFFLINE_IDS, *CASES, "jumanji:Game2048-v1", "jumanji:LevelBasedForaging-v0"])
+@pytest.mark.parametrize(
+    "name", [*OFFLINE_IDS, *CASES, "jumanji:Game2048-v1", "jumanji:LevelBasedForaging-v0"]
+)
 def test_an_update_can_be_traced_and_states_can_be_saved(name):
     """Tracing raises where shapes or types do not fit."""
     if name in CASES:
         original(name)  # skips what is not installed
-    args, devices = small_args(num_envs=4, num_steps=4, num_minibatches=2, hidden_sizes=(4,)), jax.devices()[:1]
+    args = small_args(num_envs=4, num_steps=4, num_minibatches=2, hidden_sizes=(4,))
+    devices = jax.devices()[:1]
     env = make(name)
     programs = over_devices(functions_of(args, env), devices)
     state = jax.eval_shape(programs.init, arrays_of(args.members, 1))
     jax.eval_shape(programs.update, state, np.int32(1))
-    host = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(key_data, state.actors.env_state))
+    host = jax.tree.map(
+        lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(key_data, state.actors.env_state)
+    )
     assert same_bits(unflatten(flatten(host), host), host)
     if name.startswith(
         ("navix", "xminigrid", "octax", "jumanji:Game", "jaxmarl:MPE")
@@ -152,23 +194,30 @@ def test_an_update_can_be_traced_and_states_can_be_saved(name):
 
 
 def test_codes_of_jumanji_are_codes_and_amounts_are_amounts():
-    sudoku, game, snake = make("jumanji:Sudoku-v0"), make("jumanji:Game2048-v1"), make("jumanji:Snake-v1")
+    sudoku = make("jumanji:Sudoku-v0")
+    game = make("jumanji:Game2048-v1")
+    snake = make("jumanji:Snake-v1")
     (obs, _), (tiles, _) = sudoku.reset(jax.random.key(0)), game.reset(jax.random.key(0))
     assert sudoku.observation_space["board"] == MultiDiscrete((11,) * 81)
     theirs = sudoku.inner.reset(jax.random.key(0))[1].observation.board
     assert theirs.min() == -1
     np.testing.assert_array_equal(obs["board"], jnp.ravel(theirs) + 1)
-    assert game.observation_space["board"] == MultiDiscrete((18,) * 16) and tiles["board"].max() in (1, 2)
+    assert game.observation_space["board"] == MultiDiscrete((18,) * 16) and tiles[
+        "board"
+    ].max() in (1, 2)
     out = snake.step(jax.random.key(0), snake.reset(jax.random.key(0))[1], jnp.int32(0))
     assert out.final_obs["step_count"] == pytest.approx(1 / 4000)
 
 
 def test_where_jumanji_leaves_no_action_all_are_possible():
-    snake, foraging = make("jumanji:Snake-v1"), make("jumanji:LevelBasedForaging-v0")
+    snake = make("jumanji:Snake-v1")
+    foraging = make("jumanji:LevelBasedForaging-v0")
     for env, none, wanted in [
         (snake, np.zeros(4, bool), [1] * 4),
         (foraging, np.array([[0] * 6, [0, 0, 1, 0, 0, 0]], bool), [1] * 6 + [0, 0, 1, 0, 0, 0]),
     ]:
         shapes = jax.eval_shape(env.inner.reset, jax.random.key(0))[1].observation
-        seen = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)._replace(action_mask=jnp.asarray(none))
+        seen = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)._replace(
+            action_mask=jnp.asarray(none)
+        )
         assert env._observed(seen)["action_mask"].tolist() == wanted

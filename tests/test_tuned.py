@@ -1,4 +1,6 @@
-"""Flags that were tuned for an environment: what the command line takes of them, and the tables of the kit."""
+"""Flags that were tuned for an environment: what the command line takes of them, and the tables of
+the kit.
+"""
 
 import importlib
 import re
@@ -47,7 +49,10 @@ def algorithm(tmp_path, monkeypatch):
         ("", (4, 8, (4,), True)),  # the default environment
         ("--env=gymnax:CartPole-v1", (4, 8, (4,), True)),
         ("--env CartPole-swing", (8, 4, (3, 5), False)),
-        ("--env CartPole-v1 --num-envs 2 --no-normalize-obs --hidden-sizes 7 7", (2, 8, (7, 7), False)),
+        (
+            "--env CartPole-v1 --num-envs 2 --no-normalize-obs --hidden-sizes 7 7",
+            (2, 8, (7, 7), False),
+        ),
         ("--tuned --no_tuned", (32, 64, (64, 64), False)),
         ("--no-tuned --tuned", (4, 8, (4,), True)),
         ("--env Acrobot-v1", (32, 64, (64, 64), False)),
@@ -59,24 +64,47 @@ def test_explicit_flags_win_over_the_table_and_the_table_over_defaults(words, wa
 
 
 def test_a_refusal_says_that_flags_came_from_the_table_and_python_takes_it_where_asked(algorithm):
-    for words, told in {"--num-minibatches 999": True, "--num-minibatches 999 --no-tuned": False}.items():
-        assert ("tuned/my_ppo.toml" in refusal(algorithm.train, algorithm.Args, words.split())) == told
+    for words, told in {
+        "--num-minibatches 999": True,
+        "--num-minibatches 999 --no-tuned": False,
+    }.items():
+        assert (
+            "tuned/my_ppo.toml" in refusal(algorithm.train, algorithm.Args, words.split())
+        ) == told
     assert algorithm.Args(env="CartPole-v1").num_envs == 32
     args = algorithm.Args.for_env("CartPole-v1", num_steps=2)
     assert (args.num_envs, args.num_steps, args.hidden_sizes) == (4, 2, (4,))
 
 
 @pytest.mark.slow
-def test_the_header_says_where_flags_come_from_and_a_resume_ignores_the_table(algorithm, tmp_path, capsys):
-    words = ["--env", "CartPole-v1", "--num-envs", 2, "--num-minibatches", 1, "--total-timesteps", 64]
+def test_the_header_says_where_flags_come_from_and_a_resume_ignores_the_table(
+    algorithm, tmp_path, capsys
+):
+    words = [
+        "--env",
+        "CartPole-v1",
+        "--num-envs",
+        2,
+        "--num-minibatches",
+        1,
+        "--total-timesteps",
+        64,
+    ]
     words += ["--eval-episodes", 4, "--run-dir", tmp_path / "run"]
     assert in_process(*words, "--stop-after", 32, algorithm=algorithm) == 0
     assert "tuned    --num-steps 8 --hidden-sizes 4 --normalize-obs" in capsys.readouterr().out
-    (tmp_path / "tuned" / "my_ppo.toml").write_text(TABLE.replace("num_steps = 8", "num_steps = 16"))
+    (tmp_path / "tuned" / "my_ppo.toml").write_text(
+        TABLE.replace("num_steps = 8", "num_steps = 16")
+    )
     assert in_process("--resume", tmp_path / "run", algorithm=algorithm) == 0
     assert "tuned" not in capsys.readouterr().out
     args = read_config(tmp_path / "run")["args"]
-    assert (args["num_envs"], args["num_steps"], args["hidden_sizes"], args["normalize_obs"]) == (2, 8, [4], True)
+    assert (args["num_envs"], args["num_steps"], args["hidden_sizes"], args["normalize_obs"]) == (
+        2,
+        8,
+        [4],
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,12 +128,18 @@ def test_a_table_that_will_not_do_is_refused(table, wanted, algorithm, tmp_path)
 def test_entries_of_the_kit_fit_and_differ_from_the_defaults():
     folder = ROOT / "algos" / "tuned"
     tables = {path: tomllib.loads(path.read_text()) for path in folder.glob("*.toml")}
-    entries = [(path, name.strip()) for path, table in tables.items() for key in table for name in key.split(",")]
+    entries = [
+        (path, name.strip())
+        for path, table in tables.items()
+        for key in table
+        for name in key.split(",")
+    ]
     assert len(entries) > 10
     for path, pattern in entries:
         env, _, recipe = pattern.removesuffix(")").partition(" (")
         algorithm = importlib.import_module(f"pmaprl.algos.{path.stem}").Args.at(env, recipe)
-        flags, defaults = algorithm.tuned_entry(env).flags, algorithm(env=env)
+        flags = algorithm.tuned_entry(env).flags
+        defaults = algorithm(env=env)
         same = [name for name, value in flags.items() if value == getattr(defaults, name)]
         assert not same, f"{path.stem} {pattern} repeats the defaults of {same}"
 

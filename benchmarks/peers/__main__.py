@@ -1,11 +1,12 @@
-"""Trains other kits on the same tasks, with the flags that their authors publish, for the same tables.
+"""Trains other kits on the same tasks, with the flags that their authors publish, for the same
+tables.
 
 python -m benchmarks.peers --peer sb3
 python -m benchmarks.peers --peer purejaxrl --source ~/purejaxrl
 
-A peer is installed once, into an environment of its own in the user's cache folder. What is done is skipped, and what
-was cut short begins again, so it may be stopped at any time. `python -m benchmarks.report` makes docs/benchmark.md of
-what it writes.
+A peer is installed once, into an environment of its own in the user's cache folder. What is done is
+skipped, and what was cut short begins again, so it may be stopped at any time. `python -m
+benchmarks.report` makes docs/benchmark.md of what it writes.
 """
 
 import dataclasses
@@ -19,7 +20,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.jobs import Job, ends_with_us, make_folder, parts_of
-from benchmarks.learning import EVALUATIONS, FIRST_SEED, Choice, Goal, Task, chosen, goals_of_peer, peers, run_all
+from benchmarks.learning import (
+    EVALUATIONS,
+    FIRST_SEED,
+    Choice,
+    Goal,
+    Task,
+    chosen,
+    goals_of_peer,
+    peers,
+    run_all,
+)
 from benchmarks.peers.starts import starts_of
 from benchmarks.records import machine_class
 from pmaprl.cli.command import main, parse
@@ -43,7 +54,9 @@ SOURCES = {"purejaxrl": "purejaxrl/ppo.py", "purejaxql": "purejaxql/pqn_gymnax.p
 def check_source(peer: str, source: str) -> None:
     """Raise UsageError where `source` is no checkout of such a peer."""
     if not is_source(peer, source):
-        raise UsageError(f"--source {source} has to name a checkout of {peer}, with {SOURCES[peer]} in it")
+        raise UsageError(
+            f"--source {source} has to name a checkout of {peer}, with {SOURCES[peer]} in it"
+        )
 
 
 def is_source(peer: str, source: str) -> bool:
@@ -52,7 +65,9 @@ def is_source(peer: str, source: str) -> bool:
 
 
 def checkouts_of(sources: tuple[str, ...]) -> dict[str, str]:
-    """Absolute paths of checkouts, by the peer that each is of. Raises UsageError where one is of none."""
+    """Absolute paths of checkouts, by the peer that each is of. Raises UsageError where one is of
+    none.
+    """
     found = {}
     for source in sources:
         peers = [peer for peer in SOURCES if is_source(peer, source)]
@@ -64,7 +79,9 @@ def checkouts_of(sources: tuple[str, ...]) -> dict[str, str]:
 
 @dataclass(kw_only=True)
 class Args(Choice):
-    """Train a peer on all tasks for which its authors publish flags; what is done already is kept."""
+    """Train a peer on all tasks for which its authors publish flags; what is done already is
+    kept.
+    """
 
     peer: Literal["sb3", "sbx", "rejax", "purejaxrl", "purejaxql"]
     """Stable-Baselines3, SBX, rejax, PureJaxRL or purejaxql."""
@@ -108,7 +125,9 @@ class Training:
 
 @dataclass(frozen=True)
 class PeerJob(Job):
-    """One run of a peer. Its directory has what a run of the kit has, as far as a benchmark reads it."""
+    """One run of a peer. Its directory has what a run of the kit has, as far as a benchmark reads
+    it.
+    """
 
     peer: str
     args: Training = field(compare=False)
@@ -118,8 +137,15 @@ class PeerJob(Job):
     def words(self) -> list[str]:
         """The command of its trainer, which reads the config.json that this writes."""
         make_folder(self.run_dir)
-        config = {"algorithm": self.algorithm, "args": dataclasses.asdict(self.args), "git": self.args.commit}
-        config |= {"source": self.source, "starts": starts_of(self.algorithm, self.args.env, self.args.eval_episodes)}
+        config = {
+            "algorithm": self.algorithm,
+            "args": dataclasses.asdict(self.args),
+            "git": self.args.commit,
+        }
+        config |= {
+            "source": self.source,
+            "starts": starts_of(self.algorithm, self.args.env, self.args.eval_episodes),
+        }
         write_json(self.run_dir / "config.json", config)
         trainer = TRAINERS / peers()[self.peer]["trainer"]
         return [str(python_of(self.peer, self.args.packages)), str(trainer), str(self.run_dir)]
@@ -129,16 +155,30 @@ def tasks_of(args: Args, platform: str) -> list[Task]:
     """What is to be trained, on a "cpu" or a "gpu". Raises UsageError where nothing is."""
     there = [goal for goal in goals_of_peer(args.peer) if args.set in ("", goal.set)]
     if not there:
-        raise UsageError(f"--set {args.set} has nothing for which flags of {args.peer} are published")
+        raise UsageError(
+            f"--set {args.set} has nothing for which flags of {args.peer} are published"
+        )
     return [task_of(args, platform, goal) for goal in chosen(there, args.algos, args.envs)]
 
 
 def task_of(args: Args, platform: str, goal: Goal) -> Task:
-    """An environment: one job for all seeds where the peer can train them at once, else one for each."""
-    about, steps, on_host = peers()[args.peer], args.total_timesteps or goal.steps, steps_on_host(goal.env)
+    """An environment: one job for all seeds where the peer can train them at once, else one for
+    each.
+    """
+    about = peers()[args.peer]
+    steps = args.total_timesteps or goal.steps
+    on_host = steps_on_host(goal.env)
     source = args.source and str(Path(args.source).resolve())
-    given = {"peer": args.peer, "algos": (goal.algorithm,), "envs": (goal.env,), "seeds": args.seeds}
-    more = {"total_timesteps": args.total_timesteps, "source": source and f"path/to/{Path(source).name}"}
+    given = {
+        "peer": args.peer,
+        "algos": (goal.algorithm,),
+        "envs": (goal.env,),
+        "seeds": args.seeds,
+    }
+    more = {
+        "total_timesteps": args.total_timesteps,
+        "source": source and f"path/to/{Path(source).name}",
+    }
     given |= {name: value for name, value in more.items() if value}
     command = f"python -m benchmarks.peers {as_command_line(given)}"
     at_once = (goal.seeds_at_once or args.seeds) if about["seeds_at_once"] else 1
@@ -149,7 +189,9 @@ def task_of(args: Args, platform: str, goal: Goal) -> Task:
             env=goal.env.partition(" (")[0],
             total_timesteps=steps,
             eval_interval=max(steps // EVALUATIONS, 1),
-            eval_episodes=goal.eval_episodes or (HostEnvArgs if on_host else DeviceEnvArgs).eval_episodes,  # as ours
+            # As ours
+            eval_episodes=goal.eval_episodes
+            or (HostEnvArgs if on_host else DeviceEnvArgs).eval_episodes,
             eval_seed=SEED,
             seed=seeds.start,
             num_seeds=len(seeds),
@@ -160,12 +202,18 @@ def task_of(args: Args, platform: str, goal: Goal) -> Task:
             flags=goal.flags,
         )
         words = goal.env, str(seeds), str(steps)
-        jobs.append(PeerJob(goal.algorithm, words, Path(args.folder), args.peer, training, command, source))
-    return Task(goal.algorithm, goal.env, steps, goal.threshold, jobs)
+        jobs.append(
+            PeerJob(goal.algorithm, words, Path(args.folder), args.peer, training, command, source)
+        )
+    return Task(
+        algorithm=goal.algorithm, env=goal.env, steps=steps, threshold=goal.threshold, jobs=jobs
+    )
 
 
 def train(args: Args) -> None:
-    """What the command does. Raises UsageError, or TrainingError where a peer cannot be installed or a run fails."""
+    """What the command does. Raises UsageError, or TrainingError where a peer cannot be installed
+    or a run fails.
+    """
     machine = machine_class()
     platform = "cpu" if machine.startswith("cpu-") else "gpu"
     tasks = tasks_of(args, platform)
@@ -180,7 +228,9 @@ def packages_for(peer: str, platform: str) -> list[str]:
 
 
 def python_of(peer: str, packages: list[str]) -> Path:
-    """The interpreter of a peer's environment, which has its own: peers want other versions than the kit has."""
+    """The interpreter of a peer's environment, which has its own: peers want other versions than
+    the kit has.
+    """
     digest = hashlib.sha256(" ".join([sys.version, *packages]).encode()).hexdigest()[:8]
     folder = cache_directory() / "peers" / f"{peer}-{digest}"
     return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -202,7 +252,10 @@ def install(peer: str, packages: list[str]) -> None:
             folder.parent.mkdir(parents=True, exist_ok=True)
         for words in [sys.executable, "-m", "venv", str(folder)], [str(python), *PIP, *packages]:
             if code := subprocess.run(ends_with_us(words)).returncode:
-                raise TrainingError(f"{peer} is not installed: {' '.join(words[:4])} ... ended with {code}, see above")
+                raise TrainingError(
+                    f"{peer} is not installed: {' '.join(words[:4])} ... ended with {code}, "
+                    "see above"
+                )
         (folder / "COMPLETE").touch()
 
 

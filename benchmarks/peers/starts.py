@@ -1,7 +1,9 @@
-"""The states in which the kit's own evaluations begin, for peers whose environments can be put into them.
+"""The states in which the kit's own evaluations begin, for peers whose environments can be put into
+them.
 
-What an episode of Pendulum returns depends on where it begins, with a standard deviation of 82 for a policy that is
-good everywhere: means over two sets of 128 starts differ by about 10, and those of good policies by less.
+What an episode of Pendulum returns depends on where it begins, with a standard deviation of 82 for
+a policy that is good everywhere: means over two sets of 128 starts differ by about 10, and those of
+good policies by less.
 """
 
 import json
@@ -15,7 +17,8 @@ from benchmarks.jobs import last_line
 from benchmarks.learning import peers
 from pmaprl.cli.env_flags import split_name
 
-STATES = {  # what a state of gymnasium's consists of, in its order, by the names that gymnax has for it
+# What a state of gymnasium's consists of, in its order, by the names that gymnax has for it
+STATES = {
     "CartPole-v1": ("x", "x_dot", "theta", "theta_dot"),
     "Acrobot-v1": ("joint_angle1", "joint_angle2", "velocity_1", "velocity_2"),
     "MountainCar-v0": ("position", "velocity"),
@@ -25,7 +28,9 @@ STATES = {  # what a state of gymnasium's consists of, in its order, by the name
 
 
 def in_jax(algorithm: str) -> bool:
-    """Whether a peer's, such as sb3_ppo, plays with the keys of the kit's episodes, and needs no states."""
+    """Whether a peer's, such as sb3_ppo, plays with the keys of the kit's episodes, and needs no
+    states.
+    """
     return peers()[algorithm.rpartition("_")[0]]["trainer"] != "train_sb3.py"
 
 
@@ -37,10 +42,11 @@ def same_starts(algorithm: str, env: str) -> bool:
 
 @cache
 def starts_of(algorithm: str, env: str, episodes: int) -> list[list[float]] | None:
-    """Their states [episodes, numbers of a state]; None where a peer does not need them, or begins where it likes.
+    """Their states [episodes, numbers of a state]; None where a peer does not need them, or begins
+    where it likes.
 
-    A process of its own computes them, for one that has looked at an accelerator keeps its memory from the runs.
-    Raises TrainingError where that fails, as without gymnasium.
+    A process of its own computes them, for one that has looked at an accelerator keeps its memory
+    from the runs. Raises TrainingError where that fails, as without gymnasium.
     """
     if in_jax(algorithm) or not same_starts(algorithm, env):
         return None

@@ -1,4 +1,6 @@
-"""Reinforcement learning in JAX: one file per algorithm, and the machinery that all of them share."""
+"""Reinforcement learning in JAX: one file per algorithm, and the machinery that all of them
+share.
+"""
 
 from pmaprl.cli.startup import end_at_interrupts, is_command_of
 

@@ -1,4 +1,6 @@
-"""What an algorithm's file is written with, beside its flags; `common/pmaprl/training.py` runs it."""
+"""What an algorithm's file is written with, beside its flags; `common/pmaprl/training.py` runs
+it.
+"""
 
 from pmaprl import nets
 from pmaprl.device import optim

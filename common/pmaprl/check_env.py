@@ -1,4 +1,5 @@
-"""Check an environment before training on it: spaces, numbers, ends, resets, repeatability and speed.
+"""Check an environment before training on it: spaces, numbers, ends, resets, repeatability and
+speed.
 
 python -m pmaprl.check_env my_envs:Walk
 python -m pmaprl.check_env gymnasium:my_gym_envs:Walk-v0
@@ -18,9 +19,13 @@ from pmaprl.cli.errors import TrainingError, UsageError, printable
 
 @dataclass
 class Args:
-    """Check an environment by random actions before training on it. The exit code is 1 where something is wrong."""
+    """Check an environment by random actions before training on it. The exit code is 1 where
+    something is wrong.
+    """
 
-    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV", help_behavior_hint="(required)")] = ""
+    env: Annotated[
+        tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV", help_behavior_hint="(required)")
+    ] = ""
     """Environment, as behind --env of an algorithm."""
     env_params: Annotated[str, NO_DEFAULT] = ""
     """Change parameters of the environment, or arguments of its make: a JSON object."""
@@ -36,7 +41,9 @@ class Args:
     def __post_init__(self):
         check_flags(self)
         if not self.env:
-            raise UsageError("name an environment, such as CartPole-v1, my_envs:Walk or gymnasium:CartPole-v1")
+            raise UsageError(
+                "name an environment, such as CartPole-v1, my_envs:Walk or gymnasium:CartPole-v1"
+            )
 
 
 if __name__ == "__main__":
@@ -84,7 +91,9 @@ class Finding(NamedTuple):
 
 
 def check_env(args: Args) -> list[Finding]:
-    """Check an environment, print the report and return it. Raises TrainingError where something is wrong."""
+    """Check an environment, print the report and return it. Raises TrainingError where something is
+    wrong.
+    """
     check_settings()
     start_jax()
     set_up_cache()
@@ -102,7 +111,8 @@ def check_env(args: Args) -> list[Finding]:
     return findings
 
 
-# ---------------------------------------------------------------------------------------------------------------- play
+# --------------------------------------------------------------------------------------------------
+# play
 
 
 def _play_on_device(args: Args) -> tuple[EnvSpec, Played, Played, list["Finding"]]:
@@ -110,7 +120,9 @@ def _play_on_device(args: Args) -> tuple[EnvSpec, Played, Played, list["Finding"
     check_parts(env)
     reset = jax.jit(jax.vmap(env.reset))
     step = jax.jit(jax.vmap(env.step))
-    act = jax.jit(jax.vmap(lambda key, obs: spaces.sample(key, env.action_space, legal_actions(obs))))
+    act = jax.jit(
+        jax.vmap(lambda key, obs: spaces.sample(key, env.action_space, legal_actions(obs)))
+    )
     played, again = (_device_steps(args, env, reset, step, act) for _ in range(2))
     return env.spec, played, again, list(_picture(args, env))
 
@@ -121,13 +133,17 @@ def _device_steps(args: Args, env: Env, reset: Any, step: Any, act: Any) -> Play
     reset_keys = jax.random.split(jax.random.fold_in(key, 0), NUM_ENVS)
     first, state = jax.block_until_ready(reset(reset_keys))
     reset_seconds = _seconds(lambda: reset(reset_keys))
-    obs, steps = first, []
+    obs = first
+    steps = []
     began = time.monotonic()
     for index in range(args.steps):
-        action_keys, step_keys = split_keys(jax.random.split(jax.random.fold_in(key, 1 + index), NUM_ENVS), 2)
+        action_keys, step_keys = split_keys(
+            jax.random.split(jax.random.fold_in(key, 1 + index), NUM_ENVS), 2
+        )
         out = step(step_keys, state, act(action_keys, obs))
         steps.append(jax.device_get((out.final_obs, out.reward, out.terminated, out.truncated)))
-        obs, state = out.obs, out.state
+        obs = out.obs
+        state = out.state
         if index == 0:
             began = time.monotonic()  # the rest is compiled
     seconds = (time.monotonic() - began) / max(args.steps - 1, 1)
@@ -148,7 +164,9 @@ def _play_on_host(args: Args) -> tuple[EnvSpec, Played, Played, list["Finding"]]
     played = []
     for _ in range(2):
         timeouts = {"reset_timeout": args.reset_timeout, "step_timeout": args.step_timeout}
-        envs = make_host(args.env, NUM_ENVS, args.seed, args.env_params, vectorization="async", **timeouts)
+        envs = make_host(
+            args.env, NUM_ENVS, args.seed, args.env_params, vectorization="async", **timeouts
+        )
         try:
             check_parts(envs.spec)
             with readable_errors(f"environment {args.env} cannot be stepped"):
@@ -159,12 +177,15 @@ def _play_on_host(args: Args) -> tuple[EnvSpec, Played, Played, list["Finding"]]
 
 
 def _host_steps(args: Args, envs: Any) -> Played:
-    act = jax.jit(jax.vmap(lambda key, obs: spaces.sample(key, envs.spec.action_space, legal_actions(obs))))
+    act = jax.jit(
+        jax.vmap(lambda key, obs: spaces.sample(key, envs.spec.action_space, legal_actions(obs)))
+    )
     key = jax.random.key(args.seed)
     began = time.monotonic()
     first = obs = envs.reset()
     reset_seconds = time.monotonic() - began
-    steps, stepping = [], 0.0
+    steps = []
+    stepping = 0.0
     for index in range(args.steps):
         keys = jax.random.split(jax.random.fold_in(key, 1 + index), NUM_ENVS)
         action = jax.device_get(act(keys, obs))
@@ -173,7 +194,9 @@ def _host_steps(args: Args, envs: Any) -> Played:
         stepping += time.monotonic() - began
         after = out.obs if out.final_obs is None else out.final_obs
         ended = out.terminated | out.truncated
-        steps.append((after, out.reward, out.terminated & out.valid, out.truncated & out.valid, ~ended))
+        steps.append(
+            (after, out.reward, out.terminated & out.valid, out.truncated & out.valid, ~ended)
+        )
         obs = out.obs
     after, reward, terminated, truncated, acting = jax.tree.map(lambda *x: np.stack(x), *steps)
     return Played(
@@ -194,7 +217,8 @@ def _seconds(function: Any) -> float:
     return time.monotonic() - began
 
 
-# -------------------------------------------------------------------------------------------------------------- report
+# --------------------------------------------------------------------------------------------------
+# report
 
 
 def _describe_obs(spec: EnvSpec, played: Played) -> Iterator[str]:
@@ -232,15 +256,19 @@ def _numbers(spec: EnvSpec, played: Played) -> Iterator[Finding]:
         what = f"observations{f' {name}' if name else ''}"
         for values, when in ((first, "at a reset"), (x, "after a step")):
             with np.errstate(over="ignore"):
-                finite = np.isfinite(np.asarray(values).astype(np.float32)).all()  # as networks take them
+                # As networks take them
+                finite = np.isfinite(np.asarray(values).astype(np.float32)).all()
             if not finite:
                 bad = True
                 yield Finding("wrong", f"{what} are not finite {when}, or too large for float32")
         if not isinstance(leaf, Box) or is_mask(name):
             continue
-        low, high = np.min(x, axis=(0, 1)), np.max(x, axis=(0, 1))
+        low = np.min(x, axis=(0, 1))
+        high = np.max(x, axis=(0, 1))
         if np.any(low < leaf.low) or np.any(high > leaf.high):
-            yield Finding("note", f"{what} leave their bounds: {np.min(low):g} to {np.max(high):g} were seen")
+            yield Finding(
+                "note", f"{what} leave their bounds: {np.min(low):g} to {np.max(high):g} were seen"
+            )
         if np.all(low == high):
             yield Finding("note", f"{what} are always the same, whatever the actions")
         elif np.max(np.abs([low, high])) > LARGE and x.dtype != np.uint8:
@@ -253,32 +281,42 @@ def _numbers(spec: EnvSpec, played: Played) -> Iterator[Finding]:
         yield Finding("wrong", "rewards are not finite")
     if not bad:
         yield Finding("ok", "all numbers are finite")
-    low, high = played.reward.min(), played.reward.max()
+    low = played.reward.min()
+    high = played.reward.max()
     if low == high:
         yield Finding("note", f"every reward is {low:g}")
     else:
-        yield Finding("ok", f"rewards are {low:g} to {high:g}, {played.reward.mean():.3g} on average")
+        yield Finding(
+            "ok", f"rewards are {low:g} to {high:g}, {played.reward.mean():.3g} on average"
+        )
 
 
 def _ends(played: Played) -> Iterator[Finding]:
     """Checks that episodes end."""
     over = played.terminated | played.truncated
-    episodes, steps = int(over.sum()), over.shape[0]
+    episodes = int(over.sum())
+    steps = over.shape[0]
     if not episodes:
         yield Finding("note", f"no episode ended within {steps:,} steps: --steps plays longer ones")
         return
     terminated = int(played.terminated.sum())
     kinds = f"{terminated:,} terminated, {episodes - terminated:,} cut by a time limit"
-    yield Finding("ok", f"{episodes:,} episodes of {over.size / episodes:,.0f} steps on average: {kinds}")
+    yield Finding(
+        "ok", f"{episodes:,} episodes of {over.size / episodes:,.0f} steps on average: {kinds}"
+    )
 
 
 def _repeats(played: Played, again: Played) -> Iterator[Finding]:
     """Checks that the seed decides everything, and that it decides something."""
-    same = jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y, equal_nan=True), played[:5], again[:5]))
+    same = jax.tree.all(
+        jax.tree.map(lambda x, y: np.array_equal(x, y, equal_nan=True), played[:5], again[:5])
+    )
     if same:
         yield Finding("ok", "the same seed and actions give the same episodes")
     else:
-        yield Finding("note", "the same seed and actions give other episodes: runs on it do not repeat")
+        yield Finding(
+            "note", "the same seed and actions give other episodes: runs on it do not repeat"
+        )
     first = jax.tree.leaves(played.first_obs)
     if all(np.all(x == x[:1]) for x in first):
         yield Finding("note", "all environments begin alike, whatever their seed")
@@ -290,7 +328,9 @@ def _masks(spec: EnvSpec, played: Played) -> Iterator[Finding]:
         return
     stuck = nothing_legal(played.obs, spec.action_space, np) & played.acting
     if count := int(np.sum(stuck)):
-        yield Finding("wrong", f"the action_mask leaves no legal action where one has to act: {count:,} times")
+        yield Finding(
+            "wrong", f"the action_mask leaves no legal action where one has to act: {count:,} times"
+        )
     else:
         yield Finding("ok", "the action_mask leaves a legal action wherever one has to act")
 
@@ -311,9 +351,14 @@ def _picture(args: Args, env: Env) -> Iterator[Finding]:
 def _speed(played: Played) -> Iterator[Finding]:
     step = 1e3 * played.step_seconds
     reset = 1e3 * played.reset_seconds
-    yield Finding("ok", f"a call steps {NUM_ENVS} environments in {step:.3g} ms, and resets them in {reset:.3g} ms")
+    yield Finding(
+        "ok",
+        f"a call steps {NUM_ENVS} environments in {step:.3g} ms, and resets them in {reset:.3g} ms",
+    )
     if reset > SLOW_RESET * step and reset > 1:
-        yield Finding("note", "resets are slow: on the device --reset-pool lets many episodes share them")
+        yield Finding(
+            "note", "resets are slow: on the device --reset-pool lets many episodes share them"
+        )
 
 
 def run_command(args: Args) -> None:

@@ -24,7 +24,10 @@ def main() -> None:
         return
     usage = "\n".join(f"  pmaprl {command:<10} {text}" for command, text in COMMANDS.items())
     if name in ("-h", "--help"):
-        print(f"usage: pmaprl COMMAND ...\n\n{usage}\n\npmaprl COMMAND --help shows the flags of a command.")
+        print(
+            f"usage: pmaprl COMMAND ...\n\n{usage}\n\npmaprl COMMAND --help shows the flags "
+            "of a command."
+        )
         return
     sys.exit(_refusal(name, usage))
 

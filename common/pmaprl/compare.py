@@ -35,29 +35,41 @@ from pmaprl.runs.estimates import (
 from pmaprl.runs.metrics import EVALUATION, RECENT, TRAINING
 
 LEGEND = """
-return        greedy evaluation [95% bootstrap interval]; of fewer than 4 seeds their range; * the last training return
-AUC           mean height of the curve of greedy evaluations [95% bootstrap interval] over the environment steps that
-              all curves have; * of training returns, where some run has fewer than two evaluations
-threshold     that of --threshold, else 90% of the way from the lowest to the highest return seen in the environment
-training to   environment steps until the mean training return of the last 100 episodes, of sampled actions, reaches the
-threshold     threshold, median over seeds; a greedy return may be above it while this is not"""
-OF_BASELINE = """baseline      the lines of an environment without a difference, put together where they are several
+return        greedy evaluation [95% bootstrap interval]; of fewer than 4 seeds their range; * the
+              last training return
+AUC           mean height of the curve of greedy evaluations [95% bootstrap interval] over the
+              environment steps that all curves have; * of training returns, where some run has
+              fewer than two evaluations
+threshold     that of --threshold, else 90% of the way from the lowest to the highest return seen
+              in the environment
+training to   environment steps until the mean training return of the last 100 episodes, of
+threshold     sampled actions, reaches the threshold, median over seeds; a greedy return may be
+              above it while this is not"""
+OF_BASELINE = """\
+baseline      the lines of an environment without a difference, put together where they are several
 difference    return less that of the baseline [95% bootstrap interval], by pairs of equal seeds
-better        probability that a seed returns more than one of the baseline [95% bootstrap interval]"""
+better        probability that a seed returns more than one of the baseline [95% bootstrap
+              interval]"""
 
 NUMBER = tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")
 
 
 @dataclass(kw_only=True)
 class Args(Selection):
-    """Compare runs in a table: a line for each environment and algorithm, over all seeds of its runs."""
+    """Compare runs in a table: a line for each environment and algorithm, over all seeds of its
+    runs.
+    """
 
     csv: Annotated[str, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = ""
     """Write the table to this CSV file too, with more columns and full numbers."""
     threshold: Annotated[Finite | None, NUMBER] = None
     """Return to reach (default: 90% of the way from the lowest to the highest one seen)."""
-    baseline: Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")] = ()
-    """Add how other lines differ from those with these runs, or of this algorithm, which count as one."""
+    baseline: Annotated[
+        tuple[str, ...], tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
+    ] = ()
+    """Add how other lines differ from those with these runs, or of this algorithm, which count as
+    one.
+    """
 
 
 class Span(NamedTuple):
@@ -75,7 +87,8 @@ def compare(args: Args) -> Any:
         A pandas DataFrame with a row for each group, sorted, and the columns of `_row`.
 
     Raises:
-        UsageError: for what is not a run with metrics, and a baseline that is none of the runs or all of them.
+        UsageError: for what is not a run with metrics, and a baseline that is none of the runs or
+            all of them.
     """
     import pandas
 
@@ -103,12 +116,17 @@ def _baselines(found: list[Group], names: tuple[str, ...]) -> dict[str, list[Gro
     A name is that of a run, which stands for its group, of an algorithm, or the label of a group.
 
     Raises:
-        UsageError: for a name that fits none of the groups, and where no other group is left to compare.
+        UsageError: for a name that fits none of the groups, and where no other group is left to
+            compare.
     """
     chosen = set()
     for name in names:
         path = Path(name).resolve()
-        fitting = [group for group in found if path in _paths(group) or name in (group.algorithm, group.label)]
+        fitting = [
+            group
+            for group in found
+            if path in _paths(group) or name in (group.algorithm, group.label)
+        ]
         if not fitting:
             lines = "; ".join(dict.fromkeys(group.label for group in found))
             known = f"name it among them too, or take one of these lines: {lines}"
@@ -133,7 +151,9 @@ def _paths(group: Group) -> set[Path]:
 
 def _returns(runs: Iterable[LoggedRun]) -> tuple[np.ndarray, list[int], int]:
     """The final returns [S] of runs, their seeds, and how many of them are of training."""
-    returns, seeds, of_training = [], [], 0
+    returns = []
+    seeds = []
+    of_training = 0
     for run in runs:
         values, training = groups.final_returns(run.log)
         known = np.isfinite(values)
@@ -170,12 +190,16 @@ def _row(group: Group, args: Args, threshold: float, span: Span) -> dict[str, An
         "training_seeds": of_training,
         "auc": float(estimate(areas, args.estimate)) if len(areas) else math.nan,
         "auc_low": float(area_band.low) if area_band and area_band.name == CONFIDENCE else math.nan,
-        "auc_high": float(area_band.high) if area_band and area_band.name == CONFIDENCE else math.nan,
+        "auc_high": float(area_band.high)
+        if area_band and area_band.name == CONFIDENCE
+        else math.nan,
         "auc_of": span.metric,
         "auc_from": span.first,
         "auc_to": span.last,
         # of training, of each seed, median over runs
-        "steps_per_second": float(np.median([log.steps / (log.trained_seconds or math.nan) for log in logs])),
+        "steps_per_second": float(
+            np.median([log.steps / (log.trained_seconds or math.nan) for log in logs])
+        ),
         "wall_seconds": float(np.median([log.wall_seconds for log in logs])),
         "threshold": threshold,
         "reached": int(np.isfinite(steps).sum()),  # seeds
@@ -185,13 +209,18 @@ def _row(group: Group, args: Args, threshold: float, span: Span) -> dict[str, An
 
 
 def _against(group: Group, baseline: list[Group], args: Args) -> dict[str, Any]:
-    """How the returns of a group differ from those of a baseline's groups; NaN for one of these, and without any."""
+    """How the returns of a group differ from those of a baseline's groups; NaN for one of these,
+    and without any.
+    """
     returns, seeds, _ = _returns(group.runs)
     base_returns, base_seeds, _ = _returns(run for part in baseline for run in part.runs)
-    found = Difference(math.nan, None, False, math.nan, None)
+    found = Difference(
+        value=math.nan, interval=None, paired=False, probability=math.nan, probability_interval=None
+    )
     if all(group is not part for part in baseline) and len(returns) and len(base_returns):
         found = difference(returns, seeds, base_returns, base_seeds, args.estimate)
-    band, chances = found.interval, found.probability_interval
+    band = found.interval
+    chances = found.probability_interval
     return {
         "difference": found.value,
         "difference_low": float(band.low) if band else math.nan,
@@ -204,13 +233,17 @@ def _against(group: Group, baseline: list[Group], args: Args) -> dict[str, Any]:
 
 
 def _median(values: np.ndarray) -> float:
-    """The median of values that may be infinite, for those that never came; NaN where it is one of them."""
+    """The median of values that may be infinite, for those that never came; NaN where it is one of
+    them.
+    """
     median = float(np.median(values))
     return median if math.isfinite(median) else math.nan
 
 
 def _until(run: LoggedRun, threshold: float, place: str) -> np.ndarray:
-    """The `steps` or `wall` seconds [S] until `episode/return_last100` first reaches the threshold; else infinite."""
+    """The `steps` or `wall` seconds [S] until `episode/return_last100` first reaches the threshold;
+    else infinite.
+    """
     if RECENT not in run.log.series:
         return np.full(len(run.seeds), math.inf)
     series = run.log.series[RECENT]
@@ -219,7 +252,9 @@ def _until(run: LoggedRun, threshold: float, place: str) -> np.ndarray:
 
 
 def _common_span(together: list[Group]) -> Span:
-    """The curve that all groups of an environment have, of evaluations if possible, and its steps in all of them."""
+    """The curve that all groups of an environment have, of evaluations if possible, and its steps
+    in all of them.
+    """
     logs = [run.log.series for group in together for run in group.runs]
     several = [len(series[EVALUATION].steps) > 1 for series in logs if EVALUATION in series]
     metric = EVALUATION if len(several) == len(logs) and all(several) else TRAINING
@@ -227,7 +262,9 @@ def _common_span(together: list[Group]) -> Span:
     ends = [steps for steps in ends if len(steps)]
     if not ends:
         return Span(metric, math.nan, math.nan)
-    return Span(metric, float(max(steps.min() for steps in ends)), float(min(steps.max() for steps in ends)))
+    return Span(
+        metric, float(max(steps.min() for steps in ends)), float(min(steps.max() for steps in ends))
+    )
 
 
 def _known_steps(series: Any) -> np.ndarray:
@@ -247,7 +284,9 @@ def _area(run: LoggedRun, span: Span) -> np.ndarray:
 def _most_of_the_way(together: list[Group]) -> float:
     """The threshold for these groups of one environment; NaN where no run has got anywhere."""
     logs = [run.log.series for group in together for run in group.runs]
-    values = np.concatenate([[], *(series[RECENT].values.ravel() for series in logs if RECENT in series)])
+    values = np.concatenate(
+        [[], *(series[RECENT].values.ravel() for series in logs if RECENT in series)]
+    )
     values = values[np.isfinite(values)]
     if not len(values) or values.min() == values.max():  # nothing was learned that could be reached
         return math.nan
@@ -255,20 +294,25 @@ def _most_of_the_way(together: list[Group]) -> float:
 
 
 def shown(table: Any) -> Any:
-    """The table as people read it: numbers in short, the interval beside its return, "-" where there is none."""
+    """The table as people read it: numbers in short, the interval beside its return, "-" where
+    there is none.
+    """
     import pandas
 
     rows = []
     for _, row in table.iterrows():
-        few, many = row["steps"], row["steps_max"]
+        few = row["steps"]
+        many = row["steps_max"]
         texts = {
             "steps": f"{few:,}" if few == many else f"{few:,} to {many:,}",
             "return": _return_text(row) + " *" * bool(row["training_seeds"]),
-            "AUC": _with_interval(row, "auc") + " *" * (row["auc_of"] == TRAINING and math.isfinite(row["auc"])),
+            "AUC": _with_interval(row, "auc")
+            + " *" * (row["auc_of"] == TRAINING and math.isfinite(row["auc"])),
             "steps/s": brief(row["steps_per_second"]),
             "wall": brief(row["wall_seconds"], " s"),
             "threshold": brief(row["threshold"]),
-            "training to threshold": f"{_steps_text(row['steps_to_threshold'])} ({row['reached']} of {row['seeds']})",
+            "training to threshold": f"{_steps_text(row['steps_to_threshold'])} "
+            f"({row['reached']} of {row['seeds']})",
         }
         if "difference" in row:
             is_paired = math.isfinite(row["difference"]) and bool(row["paired"])
@@ -298,7 +342,9 @@ def _steps_text(steps: float) -> str:
 
 
 def _as_text(cell: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula: names may come from another's run directory."""
+    """A cell that no spreadsheet takes for a formula: names may come from another's run
+    directory.
+    """
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "@")) else cell
 
 

@@ -22,7 +22,9 @@ from pmaprl.runs.console import Console
 
 @dataclass
 class Args(PolicyArgs):
-    """Write a trained policy as one file: raw observations in, greedy actions out, any batch size."""
+    """Write a trained policy as one file: raw observations in, greedy actions out, any batch
+    size.
+    """
 
     out: str = "policy.stablehlo"
     """File to write, .stablehlo for jax.export or .onnx, beside FILE.json, which describes it."""
@@ -46,7 +48,9 @@ PLATFORMS = "cpu", "cuda"
 
 
 def inputs_of(policy: Policy, batch: Any = "batch") -> dict[str, Any]:
-    """Shapes of what the exported function takes, in this order: arrays [batch, ...], of memory by their names."""
+    """Shapes of what the exported function takes, in this order: arrays [batch, ...], of memory by
+    their names.
+    """
 
     def batches(tree):
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch, *x.shape), x.dtype), tree)
@@ -62,13 +66,18 @@ def inputs_of(policy: Policy, batch: Any = "batch") -> dict[str, Any]:
 
 def function_of(policy: Policy) -> Callable:
     """The greedy policy, from `inputs_of(policy)` to actions; with memory to those and it."""
-    act, like = policy.player().act, jax.eval_shape(lambda: policy.initial_memory(1))
+    act = policy.player().act
+    like = jax.eval_shape(lambda: policy.initial_memory(1))
 
     def function(obs, memory=None, first=None, reward=None):
         obs = policy.env.with_channels_last(obs)
         seen = at_start(obs)
-        seen = Seen(obs, seen.first if first is None else first, seen.reward if reward is None else reward)
-        memory = jax.tree.unflatten(jax.tree.structure(like), [memory[name] for name in by_name(like)])
+        seen = Seen(
+            obs, seen.first if first is None else first, seen.reward if reward is None else reward
+        )
+        memory = jax.tree.unflatten(
+            jax.tree.structure(like), [memory[name] for name in by_name(like)]
+        )
         action, memory = act(seen, memory, None)
         return (action, by_name(memory)) if policy.has_memory else action
 
@@ -76,32 +85,44 @@ def function_of(policy: Policy) -> Callable:
 
 
 def to_stablehlo(policy: Policy) -> bytes:
-    """The greedy policy as a serialized `jax.export` artifact: observations [batch, *shape] to actions [batch, ...]."""
+    """The greedy policy as a serialized `jax.export` artifact: observations [batch, *shape] to
+    actions [batch, ...].
+    """
     (batch,) = jax.export.symbolic_shape("batch")
     inputs = inputs_of(policy, batch).values()
     return jax.export.export(jax.jit(function_of(policy)), platforms=PLATFORMS)(*inputs).serialize()
 
 
 def to_onnx(policy: Policy) -> bytes:
-    """The greedy policy as an ONNX model with an input for each array, and as outputs the action and `next/...` memory.
+    """The greedy policy as an ONNX model with an input for each array, and as outputs the action
+    and `next/...` memory.
 
     Raises UsageError without jax2onnx.
     """
-    for name in ("jax2onnx", "onnx_ir"):  # they speak of plugins for other libraries, and of shapes without names
+    # They speak of plugins for other libraries, and of shapes without names
+    for name in ("jax2onnx", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     convert = import_package("jax2onnx", use=" for an .onnx file").to_onnx
     import_package("onnxruntime", use=" to try an .onnx file")  # before the work
-    inputs, act = inputs_of(policy), function_of(policy)
+    inputs = inputs_of(policy)
+    act = function_of(policy)
     outcome = jax.eval_shape(act, **inputs_of(policy, 1))
-    outputs = {"action": outcome[0], "next/memory": outcome[1]} if policy.has_memory else {"action": outcome}
+    outputs = (
+        {"action": outcome[0], "next/memory": outcome[1]}
+        if policy.has_memory
+        else {"action": outcome}
+    )
     arrays, structure = jax.tree.flatten(inputs)
 
     def on_arrays(*arrays):
         return jax.tree.leaves(act(**jax.tree.unflatten(structure, arrays)))
 
-    # The warnings are of its own arithmetic; nested jits are inlined, because it knows them of one version of JAX only.
+    # The warnings are of its own arithmetic; nested jits are inlined, because it knows them of one
+    # version of JAX only.
     with warnings.catch_warnings(action="ignore"), jax.disable_jit():
-        model = convert(on_arrays, arrays, input_names=[*by_name(inputs)], output_names=[*by_name(outputs)])
+        model = convert(
+            on_arrays, arrays, input_names=[*by_name(inputs)], output_names=[*by_name(outputs)]
+        )
     return model.SerializeToString()
 
 
@@ -143,15 +164,21 @@ def export_policy(policy: Policy, out: Path) -> tuple[Path, Checked]:
 
 def describe(policy: Policy, out: Path, content: bytes) -> dict[str, Any]:
     """What a user of the file has to know."""
-    config, inputs = policy.config, inputs_of(policy)
-    named = {name: x for key, tree in inputs.items() for name, x in by_name({key: tree}).items()}  # in their order
+    config = policy.config
+    inputs = inputs_of(policy)
+    # In their order
+    named = {name: x for key, tree in inputs.items() for name, x in by_name({key: tree}).items()}
     memory = ", and memory, whose arrays are zeros at first" if policy.has_memory else ""
     return {
         "file": out.name,
         "sha256": sha256(content).hexdigest(),
-        "input": f"raw observations [batch, *shape], as the environment gives them; normalisation is inside{memory}",
-        "output": f"greedy actions [batch, *shape], as the environment takes them{memory and ', and the new memory'}",
-        "inputs": {name: {"shape": list(x.shape), "dtype": str(x.dtype)} for name, x in named.items()},
+        "input": "raw observations [batch, *shape], as the environment gives them; "
+        f"normalisation is inside{memory}",
+        "output": "greedy actions [batch, *shape], as the environment takes "
+        f"them{memory and ', and the new memory'}",
+        "inputs": {
+            name: {"shape": list(x.shape), "dtype": str(x.dtype)} for name, x in named.items()
+        },
         "env_spec": policy.env.to_json(),
         "env": config["args"]["env"],
         "env_params": config["args"].get("env_params", ""),

@@ -105,7 +105,8 @@ def act(policy: Policy, inputs: Inputs) -> Outputs:
     if policy.has_memory:
         actions, memory = policy(inputs.obs, inputs.memory, inputs.first, reward=inputs.reward)
     else:
-        actions, memory = policy(inputs.obs), ()
+        actions = policy(inputs.obs)
+        memory = ()
     return Outputs(list(map(np.asarray, jax.tree.leaves(actions))), memory)
 
 
@@ -155,7 +156,9 @@ def random_observations(
 
 
 def _stats_by_name(space: Space, stats: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Statistics of the leaves of observations by the names that `leaves` gives; masks have none."""
+    """Statistics of the leaves of observations by the names that `leaves` gives; masks have
+    none.
+    """
     if stats is None or isinstance(space, Leaf):
         yield name, stats
         return

@@ -1,4 +1,5 @@
-"""What the flags of an algorithm are written with: their types, and the flags that algorithms share.
+"""What the flags of an algorithm are written with: their types, and the flags that algorithms
+share.
 
 Imports nothing slow, so that --help answers at once.
 """
@@ -33,16 +34,19 @@ with imports_of_a_script():  # most of the time until a command has read its fla
 class OnPolicyArgs(FlagsByPlace):
     """Flags of an algorithm that learns from rollouts."""
 
-    on_device, on_host = GameArgs, HostRolloutArgs
+    on_device = GameArgs
+    on_host = HostRolloutArgs
 
 
 class RecurrentArgs(FlagsByPlace):
     """Flags of an algorithm with memory that learns from rollouts."""
 
-    on_device, on_host = DeviceRolloutArgs, HostRolloutArgs
+    on_device = DeviceRolloutArgs
+    on_host = HostRolloutArgs
 
 
 class OffPolicyArgs(FlagsByPlace):
     """Flags of an algorithm that learns from a replay buffer."""
 
-    on_device, on_host = DeviceReplayArgs, HostReplayArgs
+    on_device = DeviceReplayArgs
+    on_host = HostReplayArgs

@@ -63,7 +63,8 @@ def play(args: Args) -> Episodes:
     if args.gif:
         check_target(Path(args.gif), ".gif")
     with suppress(ValueError):  # outside the main thread
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # ends the bar, and leaves no half of a file
+        # Ends the bar, and leaves no half of a file
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     console = Console(quiet=False, total_steps=0)
     set_up_cache()
     policy = load_named(args, console)
@@ -72,22 +73,31 @@ def play(args: Args) -> Episodes:
     name, env_params = environment_of(args, policy)
     parts = leaves(policy.env.observation_space, policy.env.given_like)
     shapes = (f"{part} {x.dtype}{list(x.shape)}".strip() for part, _, x in parts)
-    console.say(f"env      {name}, observations {', '.join(shapes)}, actions {policy.env.action_space}\nplaying ...")
+    console.say(
+        f"env      {name}, observations {', '.join(shapes)}, actions "
+        f"{policy.env.action_space}\nplaying ..."
+    )
     play_there = _play_on_host if steps_on_host(name) else _play_on_device
     env, episodes, episode = play_there(args, policy, name, env_params, console)
     show(episodes, console, getattr(env, "is_game", False))
     if args.gif:
         draw_gif(env, episode, Path(args.gif), console.warn)
-        console.say(f"gif      {args.gif} ({Path(args.gif).stat().st_size / 1e3:,.0f} kB, episode 1)")
+        console.say(
+            f"gif      {args.gif} ({Path(args.gif).stat().st_size / 1e3:,.0f} kB, episode 1)"
+        )
     return episodes
 
 
 def environment_of(args: Args, policy: Policy) -> tuple[str, str]:
-    """Name and parameters of the environment to play in: by default those of the run's evaluations."""
+    """Name and parameters of the environment to play in: by default those of the run's
+    evaluations.
+    """
     trained = policy.config["args"]
     name = args.env or trained["env"]
     if not args.env and is_custom(name):
-        raise UsageError(f"{policy.run_dir} was trained on your own environment: name it again, --env {name}")
+        raise UsageError(
+            f"{policy.run_dir} was trained on your own environment: name it again, --env {name}"
+        )
     if name != trained["env"] or args.env_params:
         return name, args.env_params
     check_params_of_run(policy.run_dir, trained, flag="--env-params")
@@ -97,7 +107,10 @@ def environment_of(args: Args, policy: Policy) -> tuple[str, str]:
 
 def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:
     seen = without_privileged(env.observation_space)
-    both = {"observation": (policy.env.observation_space, seen), "action": (policy.env.action_space, env.action_space)}
+    both = {
+        "observation": (policy.env.observation_space, seen),
+        "action": (policy.env.action_space, env.action_space),
+    }
     for kind, (ours, theirs) in both.items():
         if _kinds(ours) != _kinds(theirs):
             raise UsageError(f"the policy's {kind}s are {ours}, those of {env.name} are {theirs}")
@@ -108,10 +121,13 @@ def _kinds(space: Space) -> str:
     return str(map_leaves(lambda leaf: leaf._replace(dtype=None), space))
 
 
-Played = tuple[Env | EnvSpec, Episodes, Recording | None]  # where, all episodes, and with --gif the first one to draw
+# Where, all episodes, and with --gif the first one to draw
+Played = tuple[Env | EnvSpec, Episodes, Recording | None]
 
 
-def _play_on_device(args: Args, policy: Policy, name: str, env_params: str, console: Console) -> Played:
+def _play_on_device(
+    args: Args, policy: Policy, name: str, env_params: str, console: Console
+) -> Played:
     env = make(name, env_params)
     _check_fit(policy, env)
     keys = jax.random.split(jax.random.key(args.seed), args.episodes)
@@ -122,7 +138,9 @@ def _play_on_device(args: Args, policy: Policy, name: str, env_params: str, cons
     return env, episodes, record(env, player, keys[0], env.max_steps) if args.gif else None
 
 
-def _play_on_host(args: Args, policy: Policy, name: str, env_params: str, console: Console) -> Played:
+def _play_on_host(
+    args: Args, policy: Policy, name: str, env_params: str, console: Console
+) -> Played:
     host_play = HostPlay(
         name=name,
         env_params=env_params,
@@ -133,7 +151,9 @@ def _play_on_host(args: Args, policy: Policy, name: str, env_params: str, consol
         recorded=bool(args.gif),
     )
     player = policy.player(args.stochastic)
-    return play_on_host(host_play, Worker("play"), player, jax.random.key(args.seed), partial(_check_fit, policy))
+    return play_on_host(
+        host_play, Worker("play"), player, jax.random.key(args.seed), partial(_check_fit, policy)
+    )
 
 
 def show(episodes: Episodes, console: Console, is_game: bool) -> None:
@@ -141,7 +161,9 @@ def show(episodes: Episodes, console: Console, is_game: bool) -> None:
     for number, (ret, length) in enumerate(zip(*episodes, strict=True), 1):
         console.say(f"episode {number:>4}  return {ret:>10.2f}  length {length:>6,.0f}")
     ret = episodes.ret
-    spread = f"{brief(ret.mean())} ± {brief(ret.std())} (min {brief(ret.min())}, max {brief(ret.max())})"
+    spread = (
+        f"{brief(ret.mean())} ± {brief(ret.std())} (min {brief(ret.min())}, max {brief(ret.max())})"
+    )
     won = f", {np.mean(ret > 0):.0%} won" if is_game else ""
     console.say(f"return   {spread} over {len(ret)} episode{'s' * (len(ret) > 1)}{won}")
 

@@ -40,7 +40,9 @@ ENDS = tyro.conf.arg(metavar="LOW HIGH", help_behavior_hint="")
 
 @dataclass(kw_only=True)
 class Args(Selection):
-    """Draw learning curves: a panel for each environment, a line for each algorithm over all seeds of its runs."""
+    """Draw learning curves: a panel for each environment, a line for each algorithm over all seeds
+    of its runs.
+    """
 
     kind: Literal["curves", "heatmap"] = "curves"
     """Kind of picture: learning curves, or a heat map of last values over the flags of --by."""
@@ -63,11 +65,15 @@ class Args(Selection):
         super().__post_init__()
         for name in ("xlim", "ylim"):
             if (ends := getattr(self, name)) and ends[0] >= ends[1]:
-                raise UsageError(f"--{name} {ends[0]:g} {ends[1]:g}: the first has to be below the second")
+                raise UsageError(
+                    f"--{name} {ends[0]:g} {ends[1]:g}: the first has to be below the second"
+                )
         if self.logx and self.xlim and self.xlim[0] <= 0:
             raise UsageError(f"--logx has no place for --xlim {self.xlim[0]:g}: take one above 0")
         if self.kind == "heatmap" and len(self.by) != 2:
-            raise UsageError(f"--kind heatmap is drawn over two flags, --by has {len(self.by)}: --by FLAG,FLAG")
+            raise UsageError(
+                f"--kind heatmap is drawn over two flags, --by has {len(self.by)}: --by FLAG,FLAG"
+            )
 
 
 class Curve(NamedTuple):
@@ -79,11 +85,15 @@ class Curve(NamedTuple):
 
 
 def learning_curves(args: Args) -> Any:
-    """The matplotlib Figure that the command writes. Raises UsageError for what cannot be drawn; notes go to stderr."""
+    """The matplotlib Figure that the command writes. Raises UsageError for what cannot be drawn;
+    notes go to stderr.
+    """
     found = groups.load(args, [args.y])
     names = frozenset().union(*(run.log.names for group in found for run in group.runs))
     if args.y not in names:
-        raise UsageError(f"--y {args.y}: none of the runs has this metric; {groups.suggest(args.y, names)}")
+        raise UsageError(
+            f"--y {args.y}: none of the runs has this metric; {groups.suggest(args.y, names)}"
+        )
     return _heat_maps(found, args) if args.kind == "heatmap" else _curves(found, args)
 
 
@@ -96,7 +106,10 @@ def _curves(found: list[Group], args: Args) -> Any:
         else:
             groups.say([f"{group.label} in {group.env}: no {args.y} at common places, left out"])
     if not curves:
-        raise UsageError(f"{args.y} is null in all rows of the runs: wait for its first number, or choose another --y")
+        raise UsageError(
+            f"{args.y} is null in all rows of the runs: wait for its first number, or choose "
+            "another --y"
+        )
 
     panels: dict[str, Panel] = {}
     counted = {curve.counted for curve in curves}
@@ -111,15 +124,22 @@ def _curves(found: list[Group], args: Args) -> Any:
         args.x,
         AXES.get(args.y, args.y),
         title=args.title,
-        note=f"each {'point' if only_points else 'line'}: {counted.pop()}" if len(counted) == 1 else "",
+        note=f"each {'point' if only_points else 'line'}: {counted.pop()}"
+        if len(counted) == 1
+        else "",
         limits=Limits(x=args.xlim, y=args.ylim, log_x=args.logx),
     )
 
 
 def _factors(found: list[Group]) -> dict[str, list[Any]]:
-    """The flags of --by and their values in order, where nothing else tells the groups apart; else none."""
+    """The flags of --by and their values in order, where nothing else tells the groups apart; else
+    none.
+    """
     variants = [group.variant for group in found]
-    if len({group.algorithm for group in found}) > 1 or len({tuple(variant) for variant in variants}) > 1:
+    if (
+        len({group.algorithm for group in found}) > 1
+        or len({tuple(variant) for variant in variants}) > 1
+    ):
         return {}
     return {name: _ordered([variant[name] for variant in variants]) for name in variants[0]}
 
@@ -131,7 +151,9 @@ def _ordered(values: list[Any]) -> list[Any]:
 
 
 def _colors(values: list[Any]) -> list[Any]:
-    """A colour for each value: shades for three and more numbers, else colours that are told apart easily."""
+    """A colour for each value: shades for three and more numbers, else colours that are told apart
+    easily.
+    """
     if len(values) > 2 and all(map(is_number, values)):
         return [shade(place) for place in np.linspace(0, 1, len(values))]
     return [COLORS[index % len(COLORS)] for index in range(len(values))]
@@ -182,9 +204,15 @@ def _points_apart(panel: Panel, args: Args) -> Panel:
 
 
 def _legend_of_factors(found: list[Group], of_points: bool) -> list[Line]:
-    """Empty lines that name the values of two flags one by one, where their combinations would be many."""
+    """Empty lines that name the values of two flags one by one, where their combinations would be
+    many.
+    """
     factors = _factors(found)
-    if len(factors) != 2 or min(map(len, factors.values())) < 2 or max(map(len, factors.values())) < 3:
+    if (
+        len(factors) != 2
+        or min(map(len, factors.values())) < 2
+        or max(map(len, factors.values())) < 3
+    ):
         return []
     (first, values), (second, others) = factors.items()
     if len(others) > len(DASHES):
@@ -193,46 +221,74 @@ def _legend_of_factors(found: list[Group], of_points: bool) -> list[Line]:
     colors = _colors(values)
 
     def look(color: Any, dashes: str) -> dict[str, Any]:
-        how = {"linestyle": "", "marker": MARKERS[dashes], "markersize": 6} if of_points else {"linestyle": dashes}
+        how = (
+            {"linestyle": "", "marker": MARKERS[dashes], "markersize": 6}
+            if of_points
+            else {"linestyle": dashes}
+        )
         return {"color": color} | how
 
     lines = [
-        Line(f"{first} {groups.flag_text(value)}", nowhere, nowhere, how=look(color, "-"))
+        Line(label=f"{first} {groups.flag_text(value)}", x=nowhere, y=nowhere, how=look(color, "-"))
         for value, color in zip(values, colors, strict=True)
     ]
     lines += [
-        Line(f"{second} {groups.flag_text(value)}", nowhere, nowhere, how=look("0.4", dashes))
+        Line(
+            label=f"{second} {groups.flag_text(value)}",
+            x=nowhere,
+            y=nowhere,
+            how=look("0.4", dashes),
+        )
         for value, dashes in zip(others, DASHES, strict=False)
     ]
     return lines
 
 
 def _curve(group: Group, args: Args, style: dict[str, Any]) -> Curve | None:
-    """Over all seeds that have numbers, where all of these have them; None where that is nowhere."""
+    """Over all seeds that have numbers, where all of these have them; None where that is
+    nowhere.
+    """
     logged = [run for run in group.runs if args.y in run.log.series]
     if not logged:
         return None
-    x, values = groups.align([run.log.series[args.y] for run in logged], args.x, hold=args.x == "wall")
+    x, values = groups.align(
+        [run.log.series[args.y] for run in logged], args.x, hold=args.x == "wall"
+    )
     what = "seed" if len(values) == sum(len(run.seeds) for run in logged) else "run"
     values = values[np.isfinite(values).any(axis=1)]
     there = np.isfinite(values).all(axis=0)
     if not values[:, there].size:
         return None
-    begin, end, last = x[there][0], x[there][-1], x[-1]
+    begin = x[there][0]
+    end = x[there][-1]
+    last = x[-1]
     notes = []
     if begin - x[0] > 0.1 * last and args.x == "env_steps":
-        notes.append(f"the line begins at {begin:,.0f}, from where on all its runs have numbers, not at {x[0]:,.0f}")
+        notes.append(
+            f"the line begins at {begin:,.0f}, from where on all its runs have numbers, not "
+            f"at {x[0]:,.0f}"
+        )
     if end < 0.9 * last:
         notes.append(f"the line ends at {end:,.0f} with the shortest run, not at {last:,.0f}")
     groups.say(f"{group.label} in {group.env}: {note}" for note in notes)
     x, values, count = x[there], values[:, there], len(values)
-    line = Line("", x, estimate(values, args.estimate), spread(values, args.estimate), how=style)
-    counted = f"{count} {what}s, {estimate_name(args.estimate, count)}" if count > 1 else f"1 {what}"
+    line = Line(
+        label="",
+        x=x,
+        y=estimate(values, args.estimate),
+        band=spread(values, args.estimate),
+        how=style,
+    )
+    counted = (
+        f"{count} {what}s, {estimate_name(args.estimate, count)}" if count > 1 else f"1 {what}"
+    )
     return Curve(group, line, counted)
 
 
 def _heat_maps(found: list[Group], args: Args) -> Any:
-    """The estimate over seeds of the last value of the metric, for each combination of two flags."""
+    """The estimate over seeds of the last value of the metric, for each combination of two
+    flags.
+    """
     first, second = args.by
     grids: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
     values: dict[str, list[Any]] = {first: [], second: []}
@@ -251,14 +307,18 @@ def _heat_maps(found: list[Group], args: Args) -> Any:
             values[name].append(group.variant[name])
     if not any(np.isfinite(value) for cells in grids.values() for value in cells.values()):
         raise UsageError(f"{args.y} is null in all rows of the runs that have both flags of --by")
-    columns, rows = _ordered(values[first]), _ordered(values[second])
+    columns = _ordered(values[first])
+    rows = _ordered(values[second])
     drawn = [
         Grid(
             title=f"{env}, {algorithm}",
             rows=[groups.flag_text(row) for row in rows],
             columns=[groups.flag_text(column) for column in columns],
             values=np.array(
-                [[cells.get((json.dumps(row), json.dumps(column)), np.nan) for column in columns] for row in rows]
+                [
+                    [cells.get((json.dumps(row), json.dumps(column)), np.nan) for column in columns]
+                    for row in rows
+                ]
             ),
         )
         for (env, algorithm), cells in grids.items()
@@ -266,7 +326,10 @@ def _heat_maps(found: list[Group], args: Args) -> Any:
     most = max(seeds)
     counted = f"{most}" if min(seeds) == most else f"{min(seeds)} to {most}"
     how = f"{estimate_name(args.estimate, most)} over {counted} seeds" if most > 1 else "1 seed"
-    note = f"last value {'in training' if args.y in (TRAINING, RECENT) else 'of the run'}; each cell: {how}"
+    note = (
+        f"last value {'in training' if args.y in (TRAINING, RECENT) else 'of the run'}; "
+        f"each cell: {how}"
+    )
     return draw_grids(drawn, first, second, AXES.get(args.y, args.y), args.title, note)
 
 
@@ -287,7 +350,9 @@ def plot(args: Args) -> None:
         try:
             figure.savefig(temporary)
         except (RuntimeError, ValueError) as error:  # such as .pgf without LaTeX
-            raise UsageError(f"--out {path}: {str(error).splitlines()[0]}; .png always works") from error
+            raise UsageError(
+                f"--out {path}: {str(error).splitlines()[0]}; .png always works"
+            ) from error
     print(f"saved    {printable(path)}")
 
 

@@ -72,7 +72,8 @@ def play_on_host(
 def record_on_host(
     args: HostEnvArgs, algorithm: Any, learner: Any, stopped: Callable[[], bool]
 ) -> tuple[EnvSpec, Recording] | None:
-    """Record an episode of a run's evaluations, by the best actions of a `learner`, in a thread that is watched.
+    """Record an episode of a run's evaluations, by the best actions of a `learner`, in a thread
+    that is watched.
 
     Args:
       args: flags of the run.
@@ -104,7 +105,9 @@ def record_on_host(
             return None
         if flag := worker.stuck(args):
             worker.ended = True
-            raise TrainingError(f"environment {args.env} does not return from {worker.activity.phase} ({flag})")
+            raise TrainingError(
+                f"environment {args.env} does not return from {worker.activity.phase} ({flag})"
+            )
         wait([worker.result], timeout=POLL_INTERVAL)
     spec, _, recording = worker.result.result()
     return spec, recording

@@ -1,6 +1,8 @@
-"""What `train` of every algorithm does: a run on devices, or a run whose learner gets its batches from actors.
+"""What `train` of every algorithm does: a run on devices, or a run whose learner gets its batches
+from actors.
 
-It raises UsageError for what cannot be done, TrainingError where training had to stop, KeyboardInterrupt after SIGINT.
+It raises UsageError for what cannot be done, TrainingError where training had to stop,
+KeyboardInterrupt after SIGINT.
 """
 
 import sys
@@ -44,17 +46,25 @@ from pmaprl.runs.scripts import remember
 
 
 def run_algorithm(
-    args: Any, script: str, make_algorithm: Callable, env: Any = None, callback: Callback | None = None
+    args: Any,
+    script: str,
+    make_algorithm: Callable,
+    env: Any = None,
+    callback: Callback | None = None,
 ) -> TrainResult | None:
-    """Train as the command line does, with the pure functions that `make_algorithm(args, spec)` returns.
+    """Train as the command line does, with the pure functions that `make_algorithm(args, spec)`
+    returns.
 
-    `env` is a gymnax-style environment, in place of the name `args.env`. `callback` gets every row of metrics, and ends
-    the run where it returns True. With --list-envs there is no result.
+    `env` is a gymnax-style environment, in place of the name `args.env`. `callback` gets every row
+    of metrics, and ends the run where it returns True. With --list-envs there is no result.
     """
     if args.list_envs:
         return list_envs(SUITES if isinstance(args, FlagsByPlace) else HOST_SUITES, args.list_envs)
     if isinstance(args, HostEnvArgs) and env is not None:
-        raise UsageError("environments on the host are named by --env: an object cannot be made anew by each actor")
+        raise UsageError(
+            "environments on the host are named by --env: an object cannot be made anew by "
+            "each actor"
+        )
     if not args.benchmark:
         remember(Path(script))
     with multihost.joined(args, describe_shared(args, script) if args.distributed else {}):
@@ -64,21 +74,34 @@ def run_algorithm(
 
 
 def train_on_devices(
-    args: Any, script: str, make_algorithm: Callable, env: Any = None, callback: Callback | None = None
+    args: Any,
+    script: str,
+    make_algorithm: Callable,
+    env: Any = None,
+    callback: Callback | None = None,
 ) -> TrainResult:
     """Environments step on the devices too, and many updates run in one call."""
     if args.sharding == "members":
         devices = choose_devices(args.num_devices, args.num_agents, shared="the number of agents,")
     else:
-        devices = choose_devices(args.num_devices, args.num_envs, args.block, args.envs_per_cpu_device, args.processes)
-    env = run_env(args, make(args.env, args.env_params) if env is None else wrap(env, args.env_params))
+        devices = choose_devices(
+            args.num_devices, args.num_envs, args.block, args.envs_per_cpu_device, args.processes
+        )
+    env = run_env(
+        args, make(args.env, args.env_params) if env is None else wrap(env, args.env_params)
+    )
     check_spaces(args, env)
     algorithm = make_algorithm(args, env.spec)
     programs = over_devices(for_seeds(algorithm, args, env), devices, args.sharding)
     members = arrays_of(args.members, len(devices), args.sharding)
-    shapes, example = jax.eval_shape(programs.init, members), np.int32(0)
+    shapes = jax.eval_shape(programs.init, members)
+    example = np.int32(0)
     check_fits(args, shapes, example, env.spec, devices)
-    notes = describe_bytes(args, env.spec) | describe_replay(args, shapes) | defaults_left_off(args, env.spec)
+    notes = (
+        describe_bytes(args, env.spec)
+        | describe_replay(args, shapes)
+        | defaults_left_off(args, env.spec)
+    )
     if env.declared_steps > env.max_steps:
         notes["eval"] = f"cuts episodes after {env.max_steps:,} of {env.declared_steps:,} steps"
     run = Run(args, script, env, devices, notes, callback, algorithm.cautions)
@@ -88,20 +111,26 @@ def train_on_devices(
             updates = run.next_call()
             state, outcome = update(state, updates)
             run.advance(state, updates, partial(outcome.fetch, int(updates)))
-        ends = {"picture": partial(draw_metrics, run, env), "gif": partial(draw_policy, run, env, algorithm)}
+        ends = {
+            "picture": partial(draw_metrics, run, env),
+            "gif": partial(draw_policy, run, env, algorithm),
+        }
         return run.finish(state, ends | {"ratings": partial(rate_members, run, env, algorithm)})
 
 
 def train_with_actors(
     args: HostEnvArgs, script: str, make_algorithm: Callable, callback: Callback | None = None
 ) -> TrainResult:
-    """Environments step on the host, in threads beside the learner; an update learns from some of their rollouts.
+    """Environments step on the host, in threads beside the learner; an update learns from some of
+    their rollouts.
 
     Of several processes each has actors of its own, which feed its own learner devices.
     """
-    actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)  # before JAX starts
+    # Before JAX starts
+    actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
     args = args.among(multihost.count())
-    env, own = inspect_env(args), len(multihost.own(devices))
+    env = inspect_env(args)
+    own = len(multihost.own(devices))
     check_spaces(args, env.spec)
     algorithm = make_algorithm(args, env.spec)
     driver = host_driver(algorithm, args, env.spec)
@@ -112,17 +141,28 @@ def train_with_actors(
         notes["actors"] += f" in each of {args.processes} processes"
     if (params := evaluation_params(vars(args))) != args.env_params:
         notes["eval"] = f"with {params}"
-    programs, members = programs_over_learners(driver, devices), arrays_of(args.members, len(devices))
-    shapes, example = jax.eval_shape(programs.init, members), example_batch(args, env, driver, own)
+    programs = programs_over_learners(driver, devices)
+    members = arrays_of(args.members, len(devices))
+    shapes = jax.eval_shape(programs.init, members)
+    example = example_batch(args, env, driver, own)
     check_fits(args, shapes, example, env.spec, devices)
-    notes |= describe_bytes(args, env.spec) | describe_replay(args, shapes) | defaults_left_off(args, env.spec)
+    notes |= (
+        describe_bytes(args, env.spec)
+        | describe_replay(args, shapes)
+        | defaults_left_off(args, env.spec)
+    )
     run = Run(args, script, env, devices, notes, callback, algorithm.cautions)
     with locked(run.dir), run:
-        evaluation = HostEvaluation(args, algorithm._replace(act=jax.jit(algorithm.act)), run.console.warn)
+        evaluation = HostEvaluation(
+            args, algorithm._replace(act=jax.jit(algorithm.act)), run.console.warn
+        )
         state, update = run.start(programs, members, shapes, example, evaluation)
         if run.unfinished:
             state = _learn_from_actors(run, driver, state, update, actor_devices)
-        ends = {"picture": partial(draw_metrics, run, env), "gif": partial(draw_policy_on_host, run, algorithm)}
+        ends = {
+            "picture": partial(draw_metrics, run, env),
+            "gif": partial(draw_policy_on_host, run, algorithm),
+        }
         return run.finish(state, ends)
 
 
@@ -135,11 +175,17 @@ def programs_over_learners(driver: HostDriver, devices: list[jax.Device]) -> Pro
     def update(state, batch):
         state, published, tally = driver.update(jax.tree.map(lambda x: x[0], state), batch.rollouts)
         leaving = jax.tree.map(lambda x: jax.lax.pmax(x, AXIS), batch.leaving)
-        return jax.tree.map(lambda x: x[None], state), published, (tally, driver.gauges(state), leaving)
+        return (
+            jax.tree.map(lambda x: x[None], state),
+            published,
+            (tally, driver.gauges(state), leaving),
+        )
 
     pmap = partial(jax.pmap, axis_name=AXIS, devices=devices)
     update = in_one_order(update, devices, AXIS)
-    return Programs(pmap(init), pmap(update, out_axes=(0, None, None), donate_argnums=0), evaluate=None)
+    return Programs(
+        pmap(init), pmap(update, out_axes=(0, None, None), donate_argnums=0), evaluate=None
+    )
 
 
 def _learn_from_actors(
@@ -148,10 +194,15 @@ def _learn_from_actors(
     """Updates of `state` until the run ends; returns the last state."""
     host = to_host(state.replace(actors=()))
     learner, started = jax.tree.map(lambda x: x[0], (host.learner, host.run))
-    this = f"warning: process {jax.process_index()} of {multihost.count()}:"  # its console is silent
+    # Its console is silent
+    this = f"warning: process {jax.process_index()} of {multihost.count()}:"
     elsewhere = partial(print, this, file=sys.stderr, flush=True)
-    warn = run.console.warn if multihost.is_first() else lambda text: elsewhere(printable_lines(text))
-    sharding = jax.NamedSharding(jax.sharding.Mesh(multihost.own(run.devices), (AXIS,)), jax.P(AXIS))
+    warn = (
+        run.console.warn if multihost.is_first() else lambda text: elsewhere(printable_lines(text))
+    )
+    sharding = jax.NamedSharding(
+        jax.sharding.Mesh(multihost.own(run.devices), (AXIS,)), jax.P(AXIS)
+    )
     with Batches(run.args, driver, learner, started, actor_devices, sharding, warn) as batches:
         run.figures = batches.figures
         while run.unfinished:
@@ -160,13 +211,17 @@ def _learn_from_actors(
 
 
 def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
-    """Updates of `state` up to the next thing that is due, or fewer where the run stops; returns the new state.
+    """Updates of `state` up to the next thing that is due, or fewer where the run stops; returns
+    the new state.
 
-    While an update runs, the rollouts of the next one are awaited and copied to the devices. Several processes make the
-    same updates: each tells the others with its rollouts that it has to stop. Raises ActorsFailed, with everything
-    saved by a process that is alone: others wait in an update for those that fail.
+    While an update runs, the rollouts of the next one are awaited and copied to the devices.
+    Several processes make the same updates: each tells the others with its rollouts that it has to
+    stop. Raises ActorsFailed, with everything saved by a process that is alone: others wait in an
+    update for those that fail.
     """
-    metrics, failure, due = UpdateMetrics(), None, run.next_chunk()
+    metrics = UpdateMetrics()
+    failure = None
+    due = run.next_chunk()
     while metrics.updates < due and not (metrics.broken or metrics.leaving):
         run.console.reach(run.steps + metrics.updates * run.args.steps_per_update)
         run.console.doing("collecting")
@@ -175,7 +230,8 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
         except ActorsFailed as error:
             if multihost.count() > 1:
                 raise
-            batch, failure = None, error
+            batch = None
+            failure = error
         if batch is None:
             break
         run.console.doing("learning")
@@ -196,9 +252,11 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
 
 
 def _stopping(run: Run, state: Any) -> bool:
-    """Whether to wait for rollouts no longer, which several processes cannot decide on while they wait.
+    """Whether to wait for rollouts no longer, which several processes cannot decide on while they
+    wait.
 
-    Raises what has befallen the newest update, which returned `state`, such as the loss of another process.
+    Raises what has befallen the newest update, which returned `state`, such as the loss of another
+    process.
     """
     if multihost.count() == 1:
         return run.stopping
@@ -216,7 +274,9 @@ def draw_metrics(run: Run, env: Any, learners: Any, status: str) -> str:
 
 
 def draw_policy(run: Run, env: Env, algorithm: Any, learners: Any, status: str) -> str:
-    """With --gif, draw an episode with the policy of the first, or best, of `learners` [S, ...] to `policy.gif`."""
+    """With --gif, draw an episode with the policy of the first, or best, of `learners` [S, ...] to
+    `policy.gif`.
+    """
     if not run.args.gif or status == "interrupted":
         return ""
     from pmaprl.drawing.episodes import draw_gif, record  # slow, and needed with --gif only
@@ -232,7 +292,8 @@ def draw_policy(run: Run, env: Env, algorithm: Any, learners: Any, status: str) 
 
 
 def draw_policy_on_host(run: Run, algorithm: Any, learners: Any, status: str) -> str:
-    """With --gif, draw an episode with the policy of the one of `learners` [1, ...] to `policy.gif`.
+    """With --gif, draw an episode with the policy of the one of `learners` [1, ...] to
+    `policy.gif`.
 
     It is played in an environment that is made for it, with the parameters of evaluations.
     """

@@ -20,7 +20,8 @@ class Peer(NamedTuple):
 
     init: Callable[[Any], Any]  # a random key to a state of training
     update: Callable[[Any], Any]  # the state after `steps_per_update` more environment steps
-    act: Callable[[Any, Any, Any], tuple[Any, Any]]  # a state of training, observation and memory to action and memory
+    # A state of training, observation and memory to action and memory
+    act: Callable[[Any, Any, Any], tuple[Any, Any]]
     env: Any
     env_params: Any
     steps_per_update: int
@@ -31,24 +32,36 @@ def train(rows: Rows, peer: Peer) -> None:
     """Train the agents of all seeds, and write what they earn."""
     rows.begin(jax.default_backend(), jax.devices())
     init = jax.jit(lambda seeds: jax.vmap(lambda seed: peer.init(jax.random.PRNGKey(seed)))(seeds))
-    advance = jax.jit(lambda states, count: jax.lax.fori_loop(0, count, lambda _, x: jax.vmap(peer.update)(x), states))
+    advance = jax.jit(
+        lambda states, count: jax.lax.fori_loop(
+            0, count, lambda _, x: jax.vmap(peer.update)(x), states
+        )
+    )
     play = partial(returns, peer, rows.args["eval_episodes"], rows.args["eval_seed"])
     evaluate = jax.jit(jax.vmap(lambda state: play(state).mean()))
     with rows.spent_on("compiling"):
         states = init(jnp.array(rows.seeds))
-        after = jax.eval_shape(jax.vmap(peer.update), states)  # counters may begin as integers and go on as floats
-        states = jax.block_until_ready(jax.tree.map(lambda x, later: jnp.asarray(x, later.dtype), states, after))
-        advance, evaluate = advance.lower(states, 1).compile(), evaluate.lower(states).compile()
-    updates, done = -(-rows.args["total_timesteps"] // peer.steps_per_update), 0
+        # Counters may begin as integers and go on as floats
+        after = jax.eval_shape(jax.vmap(peer.update), states)
+        states = jax.block_until_ready(
+            jax.tree.map(lambda x, later: jnp.asarray(x, later.dtype), states, after)
+        )
+        advance = advance.lower(states, 1).compile()
+        evaluate = evaluate.lower(states).compile()
+    updates = -(-rows.args["total_timesteps"] // peer.steps_per_update)
+    done = 0
     for point in evaluation_points(updates, rows.args["eval_interval"] / peer.steps_per_update):
-        states, done = jax.block_until_ready(advance(states, point - done)), point
+        states = jax.block_until_ready(advance(states, point - done))
+        done = point
         with rows.spent_on("evaluating"):
             earned = jax.block_until_ready(evaluate(states))
         rows.write(done * peer.steps_per_update, earned)
 
 
 def update_of(train_all: Callable[[Any], dict]) -> tuple[Callable, Callable]:
-    """`init` and `update` of a `Peer`, from a function that trains in one scan, of which an update is taken out."""
+    """`init` and `update` of a `Peer`, from a function that trains in one scan, of which an update
+    is taken out.
+    """
     update = []
 
     def init(key):
@@ -66,10 +79,13 @@ def update_of(train_all: Callable[[Any], dict]) -> tuple[Callable, Callable]:
 
 
 def speed_of(train_all: Callable[[Any], Any], steps: int) -> dict[str, float]:
-    """Steps per second of such a function, the median of some warm runs, and the seconds of its compilation."""
+    """Steps per second of such a function, the median of some warm runs, and the seconds of its
+    compilation.
+    """
     began = time.perf_counter()
     compiled = jax.jit(train_all).lower(jax.random.PRNGKey(0)).compile()
-    compile_seconds, seconds = time.perf_counter() - began, []
+    compile_seconds = time.perf_counter() - began
+    seconds = []
     for seed in range(1 + REPEATS):
         began = time.perf_counter()
         jax.block_until_ready(compiled(jax.random.PRNGKey(seed)))
@@ -81,7 +97,8 @@ def speed_of(train_all: Callable[[Any], Any], steps: int) -> dict[str, float]:
 def returns(peer: Peer, episodes: int, seed: int, state: Any) -> Any:
     """Returns [episodes] of greedy episodes of one agent, each to its end or time limit.
 
-    Their keys are those of `run_episodes` in common/pmaprl/device/evaluation.py, which cannot be imported here.
+    Their keys are those of `run_episodes` in common/pmaprl/device/evaluation.py, which cannot be
+    imported here.
     """
 
     def episode(key):
@@ -102,7 +119,9 @@ def returns(peer: Peer, episodes: int, seed: int, state: Any) -> Any:
 
 
 class OldGymnax:
-    """An environment of today's gymnax for peers that are written for 0.0.9: `step` returns `done`, as it did then."""
+    """An environment of today's gymnax for peers that are written for 0.0.9: `step` returns `done`,
+    as it did then.
+    """
 
     def __init__(self, env: Any):
         self._env = env
@@ -113,7 +132,9 @@ class OldGymnax:
         return getattr(self._env, name)
 
     def step(self, key, state, action, params=None):
-        """Observation, state, reward, whether the episode is over for whatever reason, and no further information."""
+        """Observation, state, reward, whether the episode is over for whatever reason, and no
+        further information.
+        """
         obs, state, reward, terminated, truncated, _ = self._env.step(key, state, action, params)
         return obs, state, reward, jnp.logical_or(terminated, truncated), {}
 

@@ -1,6 +1,8 @@
-"""What a peer's run writes: config.json, metrics.jsonl and DONE, as a run of the kit does, for the same code to read.
+"""What a peer's run writes: config.json, metrics.jsonl and DONE, as a run of the kit does, for the
+same code to read.
 
-Only the standard library and numpy are in here and in what it imports: peers live in environments of their own.
+Only the standard library and numpy are in here and in what it imports: peers live in environments
+of their own.
 """
 
 import json
@@ -24,7 +26,8 @@ class Rows:
         self.config = json.loads((run_dir / "config.json").read_text())
         self.args: dict[str, Any] = self.config["args"]
         self._run_dir = run_dir
-        self._began, self._spent = 0.0, {"compiling": 0.0, "evaluating": 0.0}
+        self._began = 0.0
+        self._spent = {"compiling": 0.0, "evaluating": 0.0}
         self._file = (run_dir / "metrics.jsonl").open("w")  # a run that was cut short begins again
 
     @property
@@ -37,7 +40,9 @@ class Rows:
         Raises UsageError where the peer has found other devices than the kit.
         """
         if platform != self.args["platform"]:
-            raise UsageError(f"the peer runs on a {platform}, where the kit has a {self.args['platform']}")
+            raise UsageError(
+                f"the peer runs on a {platform}, where the kit has a {self.args['platform']}"
+            )
         self.config["versions"] = {"python": sys.version.split()[0]}
         self.config["versions"] |= {found.name: found.version for found in metadata.distributions()}
         self.config["devices"] = [str(device) for device in devices]
@@ -46,7 +51,9 @@ class Rows:
 
     @contextmanager
     def spent_on(self, what: Literal["compiling", "evaluating"]) -> Iterator[None]:
-        """What is in here does not count as training; evaluating, which takes long on the host, not at all."""
+        """What is in here does not count as training; evaluating, which takes long on the host, not
+        at all.
+        """
         began = time.perf_counter()
         yield
         self._spent[what] += time.perf_counter() - began
@@ -54,23 +61,36 @@ class Rows:
     def write(self, env_steps: int, returns: Iterable[float]) -> None:
         """Add an evaluation after so many steps of each agent: the mean return of each seed."""
         earned = jsonable(list(returns))
-        wall, compiled = time.perf_counter() - self._began - self._spent["evaluating"], self._spent["compiling"]
-        row = {"env_steps": env_steps, "eval/return_mean": earned, "time/wall": wall, "time/compile": compiled}
+        wall = time.perf_counter() - self._began - self._spent["evaluating"]
+        compiled = self._spent["compiling"]
+        row = {
+            "env_steps": env_steps,
+            "eval/return_mean": earned,
+            "time/wall": wall,
+            "time/compile": compiled,
+        }
         row |= {"time/sps_total": env_steps / (wall - compiled)}
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
-        print(f"step {env_steps:,} / {self.args['total_timesteps']:,}, greedy return {earned}", flush=True)
+        print(
+            f"step {env_steps:,} / {self.args['total_timesteps']:,}, greedy return {earned}",
+            flush=True,
+        )
 
 
 def evaluation_points(total: int, interval: float) -> list[int]:
-    """After how many updates to evaluate, evenly, about once in an interval and at the end. Both count updates."""
+    """After how many updates to evaluate, evenly, about once in an interval and at the end. Both
+    count updates.
+    """
     count = max(round(total / interval), 1)
     return sorted({max(round(total * index / count), 1) for index in range(1, count + 1)})
 
 
 @contextmanager
 def run_of(argv: list[str]) -> Iterator[Rows]:
-    """The run whose directory is named on the command line. It is marked as done where nothing fails in here."""
+    """The run whose directory is named on the command line. It is marked as done where nothing
+    fails in here.
+    """
     run_dir = Path(argv[1])
     try:
         with locked(run_dir):

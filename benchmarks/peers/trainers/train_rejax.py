@@ -29,7 +29,9 @@ def greedy(algorithm, state, obs):
     if algorithm.normalize_observations:
         obs = algorithm.normalize_obs(state.obs_rms_state, obs)
     mode = algorithm.actor.apply(
-        state.actor_ts.params, jnp.expand_dims(obs, 0), method=lambda actor, obs: actor._action_dist(obs).mode()
+        state.actor_ts.params,
+        jnp.expand_dims(obs, 0),
+        method=lambda actor, obs: actor._action_dist(obs).mode(),
     )[0]
     if algorithm.discrete:
         return mode

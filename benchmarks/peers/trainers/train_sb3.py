@@ -19,13 +19,17 @@ def train(rows: Rows) -> None:
     """Train one agent, and write what it earns."""
     args = rows.args
     torch.set_num_threads(1)  # in networks of this size more of them wait for each other
-    model, evaluation = make_model(args), Evaluation(rows)
+    model = make_model(args)
+    evaluation = Evaluation(rows)
     if args["library"] == "sbx":
         import jax
 
         rows.begin(jax.default_backend(), jax.devices())
-        update = model.n_envs * (model.n_steps if hasattr(model, "n_steps") else model.train_freq.frequency)
-        with rows.spent_on("compiling"):  # in another model: what is compiled is kept for all in a process
+        update = model.n_envs * (
+            model.n_steps if hasattr(model, "n_steps") else model.train_freq.frequency
+        )
+        # In another model: what is compiled is kept for all in a process
+        with rows.spent_on("compiling"):
             make_model(args).learn(args["flags"].get("learning_starts", 100) + 2 * update)
     else:
         rows.begin({"cuda": "gpu"}.get(model.device.type, model.device.type), [model.device])
@@ -34,12 +38,15 @@ def train(rows: Rows) -> None:
 
 def make_model(args: dict[str, Any]) -> BaseAlgorithm:
     """The algorithm with its environments, with flags as RL Zoo's files have them."""
-    flags, seed = args["flags"], args["seed"]
+    flags = args["flags"]
+    seed = args["seed"]
     env = make_vec_env(args["env"].rpartition(":")[2], flags.get("n_envs", 1), seed=seed)
     if flags.get("normalize", False):
         env = VecNormalize(env, gamma=flags.get("gamma", 0.99))
     chosen = {name: value_of(value) for name, value in flags.items() if name not in NO_ARGUMENTS}
-    algorithm = getattr(importlib.import_module(args["library"]), flags.get("class", args["algorithm"].upper()))
+    algorithm = getattr(
+        importlib.import_module(args["library"]), flags.get("class", args["algorithm"].upper())
+    )
     return algorithm("MlpPolicy", env, seed=seed, **chosen)
 
 
@@ -56,7 +63,8 @@ class Evaluation(BaseCallback):
 
     def __init__(self, rows: Rows):
         super().__init__()
-        self._rows, args = rows, rows.args
+        self._rows = rows
+        args = rows.args
         self._envs = make_vec_env(args["env"].rpartition(":")[2], args["eval_episodes"])
         self._starts = rows.config["starts"]
         self._points = evaluation_points(args["total_timesteps"], args["eval_interval"])
@@ -78,22 +86,30 @@ class Evaluation(BaseCallback):
         self._points = [point for point in self._points if point > self.num_timesteps]
 
     def _begin(self) -> np.ndarray:
-        """First observations of episodes that are the same in all evaluations: the kit's, where there are starts."""
+        """First observations of episodes that are the same in all evaluations: the kit's, where
+        there are starts.
+        """
         self._envs.seed(self._rows.args["eval_seed"])
         obs = self._envs.reset()
         for index, start in enumerate(self._starts or []):
             env = self._envs.envs[index].unwrapped
             env.state = np.array(start)
-            observe = getattr(env, "_get_obs", None) or getattr(env, "_get_ob", lambda env=env: env.state)
+            observe = getattr(env, "_get_obs", None) or getattr(
+                env, "_get_ob", lambda env=env: env.state
+            )
             obs[index] = observe()
         return obs
 
     def _mean_return(self) -> float:
         """Of greedy episodes, one in each environment."""
-        normalizer, obs = self.model.get_vec_normalize_env(), self._begin()
-        returns, going = np.zeros(self._envs.num_envs), np.ones(self._envs.num_envs, bool)
+        normalizer = self.model.get_vec_normalize_env()
+        obs = self._begin()
+        returns = np.zeros(self._envs.num_envs)
+        going = np.ones(self._envs.num_envs, bool)
         while going.any():
-            actions, _ = self.model.predict(normalizer.normalize_obs(obs) if normalizer else obs, deterministic=True)
+            actions, _ = self.model.predict(
+                normalizer.normalize_obs(obs) if normalizer else obs, deterministic=True
+            )
             obs, rewards, dones, _ = self._envs.step(actions)
             returns += rewards * going
             going &= ~dones

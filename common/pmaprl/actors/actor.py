@@ -28,12 +28,17 @@ from pmaprl.envs.variation import REDUCTIONS
 
 
 class Stepper:
-    """The N environments of a worker and their episodes; raises FailedEnvError where what they give cannot be used."""
+    """The N environments of a worker and their episodes; raises FailedEnvError where what they give
+    cannot be used.
+    """
 
     def __init__(self, worker: Worker, longest: float = np.inf):
         """Begin an episode in each; one that has `longest` steps counts as over."""
-        self._worker, self._longest, count = worker, longest, worker.envs.num_envs
-        self._return, self._length = np.zeros(count), np.zeros(count, int)
+        self._worker = worker
+        self._longest = longest
+        count = worker.envs.num_envs
+        self._return = np.zeros(count)
+        self._length = np.zeros(count, int)
         with worker.doing("reset"):
             obs = worker.envs.reset()
         # What to act on, [N, ...], observations in the networks' types
@@ -41,7 +46,9 @@ class Stepper:
         self._check_seen(worker.envs.spec, acting=self.seen.first)
 
     def step(self, action: Any) -> tuple[HostStep, list[tuple[int, float, int]]]:
-        """Act everywhere; with the step, returns (environment, return, length) of each episode that is over."""
+        """Act everywhere; with the step, returns (environment, return, length) of each episode that
+        is over.
+        """
         envs = self._worker.envs
         with self._worker.doing("env_step"):
             out = envs.step(action)
@@ -55,7 +62,9 @@ class Stepper:
         self._return += np.where(out.valid, out.reward, 0.0)
         self._length += out.valid
         over = np.flatnonzero(out.ended | (self._length >= self._longest))
-        episodes = list(zip(over, self._return[over].tolist(), self._length[over].tolist(), strict=True))
+        episodes = list(
+            zip(over, self._return[over].tolist(), self._length[over].tolist(), strict=True)
+        )
         self._return[over] = self._length[over] = 0
         return out, episodes
 
@@ -70,15 +79,24 @@ class Stepper:
     def _checked_part(self, like: Any, obs: np.ndarray) -> np.ndarray:
         wanted = len(self._length), *like.shape
         if not isinstance(obs, np.ndarray) or not is_numeric(obs.dtype) or np.ma.is_masked(obs):
-            what = f"of type {obs.dtype}" if isinstance(obs, np.ndarray) else f"a {type(obs).__name__}"
-            raise FailedEnvError(f"an observation of {self._worker.name} is {what}, not an array of numbers")
+            what = (
+                f"of type {obs.dtype}" if isinstance(obs, np.ndarray) else f"a {type(obs).__name__}"
+            )
+            raise FailedEnvError(
+                f"an observation of {self._worker.name} is {what}, not an array of numbers"
+            )
         if obs.shape != wanted:
-            raise FailedEnvError(f"the observations of {self._worker.name} have shape {obs.shape} instead of {wanted}")
+            raise FailedEnvError(
+                f"the observations of {self._worker.name} have shape {obs.shape} instead of "
+                f"{wanted}"
+            )
         try:
             obs = cast(obs, like.dtype)
         except OverflowError as error:
             said = "wrong bounds or a wrong type, if its space says otherwise"
-            raise FailedEnvError(f"an observation of {self._worker.name} has {error}: {said}") from None
+            raise FailedEnvError(
+                f"an observation of {self._worker.name} has {error}: {said}"
+            ) from None
         self._check_finite(obs, "observation")
         return obs
 
@@ -92,14 +110,27 @@ class Stepper:
 class Actor(Worker):
     """N environments, stepped one rollout at a time. Used by one thread."""
 
-    def __init__(self, number: int, device: jax.Device, args: HostEnvArgs, act: Callable, memory: Any, version: int):
-        """`number` is its place among the actors of all processes, `version` that of the first parameters it gets.
+    def __init__(
+        self,
+        number: int,
+        device: jax.Device,
+        args: HostEnvArgs,
+        act: Callable,
+        memory: Any,
+        version: int,
+    ):
+        """`number` is its place among the actors of all processes, `version` that of the first
+        parameters it gets.
 
-        `act` takes parameters, memory, key data, a step's number and a `Seen` [N, ...], and returns actions [N, ...],
-        extras, and the new memory; the first one is `memory`.
+        `act` takes parameters, memory, key data, a step's number and a `Seen` [N, ...], and returns
+        actions [N, ...], extras, and the new memory; the first one is `memory`.
         """
         super().__init__(f"actor {number}", ("env_step", "act", "wait_params", "wait_put"))
-        self.number, self.device, self._args, self._act, self._first_memory = number, device, args, act, memory
+        self.number = number
+        self.device = device
+        self._args = args
+        self._act = act
+        self._first_memory = memory
         self.rollouts = self.restarts = 0
         self._make_envs = env_maker(args, args.envs_per_actor, args.env_params)
         self._seed = args.seed, version, number
@@ -109,13 +140,23 @@ class Actor(Worker):
         seeds = np.random.SeedSequence([*self._seed, self.restarts]).generate_state(2) >> 1
         with self.doing("make"):
             self.envs = self._make_envs(int(seeds[0]))
-        self._stepper, self._memory = Stepper(self), self._first_memory
-        self._key, self._steps = np.asarray(jax.random.key_data(jax.random.key(int(seeds[1])))), np.uint32(0)
+        self._stepper = Stepper(self)
+        self._memory = self._first_memory
+        self._key = np.asarray(jax.random.key_data(jax.random.key(int(seeds[1]))))
+        self._steps = np.uint32(0)
 
     def collect(self, choose: Callable[[Slot | None], Slot]) -> Collected:
-        """Step `num_steps` times; `choose` gets the parameters in use and returns those for the next step."""
-        first, memory = jax.tree.map(lambda x: np.asarray(x)[None], (self._stepper.seen.first, self._memory))
-        slot, steps, obs, episodes, logged = None, [], [self._stepper.seen.obs], [], []
+        """Step `num_steps` times; `choose` gets the parameters in use and returns those for the
+        next step.
+        """
+        first, memory = jax.tree.map(
+            lambda x: np.asarray(x)[None], (self._stepper.seen.first, self._memory)
+        )
+        slot = None
+        steps = []
+        obs = [self._stepper.seen.obs]
+        episodes = []
+        logged = []
         for _ in range(self._args.num_steps):
             with self.doing("wait_params"):
                 slot = choose(slot)
@@ -135,7 +176,9 @@ class Actor(Worker):
         # Arrays of its own for every rollout: the transfer of the last one may still be going on.
         rollout, obs = (jax.tree.map(lambda *x: np.stack(x), *trees) for trees in (steps, obs))
         rollout = rollout._replace(obs=obs, first=first, memory=memory)
-        return Collected(self.number, rollout, episodes, reduce(operator.add, logged))
+        return Collected(
+            actor=self.number, rollout=rollout, episodes=episodes, info=reduce(operator.add, logged)
+        )
 
     def _logged_numbers(self, out: HostStep) -> Tally:
         """What a step has of the metrics of --log-info, those of all environments together."""
@@ -143,9 +186,14 @@ class Actor(Worker):
         for metric in self._args.log_info:
             entry, _, kind = metric.rpartition("_")
             found = out.numbers(metric)
-            numbers[f"env/{metric}"] = found if len(found) or kind not in REDUCTIONS else out.numbers(entry)
+            numbers[f"env/{metric}"] = (
+                found if len(found) or kind not in REDUCTIONS else out.numbers(entry)
+            )
         functions = {"max": np.max, "min": np.min, "last": np.mean}
-        value = {name: functions.get(kind_of(name), np.sum)(x) if len(x) else 0.0 for name, x in numbers.items()}
+        value = {
+            name: functions.get(kind_of(name), np.sum)(x) if len(x) else 0.0
+            for name, x in numbers.items()
+        }
         return Tally(value, {name: len(x) for name, x in numbers.items()})
 
 
@@ -158,29 +206,49 @@ class HostEnvKind(NamedTuple):
 
 
 def inspect_env(args: HostEnvArgs) -> HostEnvKind:
-    """Make the environment once to see what it is, and once more where evaluations have another one."""
-    kind, params = _inspect(args, args.env_params), evaluation_params(vars(args))
+    """Make the environment once to see what it is, and once more where evaluations have another
+    one.
+    """
+    kind = _inspect(args, args.env_params)
+    params = evaluation_params(vars(args))
     evaluated = kind if params == args.env_params else _inspect(args, params)
     for what in ("observation", "action"):
         then, now = (str(getattr(x.spec, f"{what}_space")) for x in (evaluated, kind))
         if then != now:
-            raise UsageError(f"{what}s are {then} in evaluations, with --eval-env-params, and {now} in the training")
+            raise UsageError(
+                f"{what}s are {then} in evaluations, with --eval-env-params, and {now} in "
+                "the training"
+            )
     return kind
 
 
 def env_maker(args: HostEnvArgs, num_envs: int, env_params: str) -> Callable[[int], HostEnvs]:
     """A function of a seed that makes `num_envs` environments."""
-    options = {name: getattr(args, name) for name in ("reset_timeout", "step_timeout", "resets_in_step")}
-    return lambda seed: make_host(args.env, num_envs, seed, env_params, vectorization=args.vectorization, **options)
+    options = {
+        name: getattr(args, name) for name in ("reset_timeout", "step_timeout", "resets_in_step")
+    }
+    return lambda seed: make_host(
+        args.env, num_envs, seed, env_params, vectorization=args.vectorization, **options
+    )
 
 
 def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
-    """Find out what one environment is: make, step once and close it in a thread, within the timeouts of each."""
-    worker, how = Worker(args.env), "vector" if args.vectorization == "vector" else "sync"
+    """Find out what one environment is: make, step once and close it in a thread, within the
+    timeouts of each.
+    """
+    worker = Worker(args.env)
+    how = "vector" if args.vectorization == "vector" else "sync"
 
     def try_out() -> HostEnvKind:
         with worker.doing("make"):
-            envs = make_host(args.env, 1, args.seed, env_params, vectorization=how, resets_in_step=args.resets_in_step)
+            envs = make_host(
+                args.env,
+                1,
+                args.seed,
+                env_params,
+                vectorization=how,
+                resets_in_step=args.resets_in_step,
+            )
         worker.envs = envs
         try:
             _step_once(worker)
@@ -189,18 +257,23 @@ def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
             raise
         with worker.doing("close"), readable_errors(f"environment {args.env} cannot be closed"):
             envs.close()
-        return HostEnvKind(args.env, spec_with_byte_max(envs.spec, args.byte_max), envs.resets_in_step)
+        return HostEnvKind(
+            args.env, spec_with_byte_max(envs.spec, args.byte_max), envs.resets_in_step
+        )
 
     worker.run(try_out)
     while not worker.result.done():
         if flag := worker.stuck(args):
-            raise TrainingError(f"environment {args.env} does not return from {worker.activity.phase} ({flag})")
+            raise TrainingError(
+                f"environment {args.env} does not return from {worker.activity.phase} ({flag})"
+            )
         wait([worker.result], timeout=POLL_INTERVAL)
     return worker.result.result()
 
 
 def _step_once(worker: Worker) -> None:
-    """Reset and step the one environment of a worker. Raises UsageError where what it gives cannot be used.
+    """Reset and step the one environment of a worker. Raises UsageError where what it gives cannot
+    be used.
 
     Actors would make it anew, in vain, again and again.
     """
@@ -213,7 +286,9 @@ def _step_once(worker: Worker) -> None:
 
 
 def _first_action(spec: EnvSpec, obs: Any) -> Any:
-    """A legal action [1, ...] as networks give it: of each choice the first one, of a Box zeros, to be clipped."""
+    """A legal action [1, ...] as networks give it: of each choice the first one, of a Box zeros, to
+    be clipped.
+    """
 
     def chosen(leaf, mask):
         if isinstance(leaf, Box):

@@ -1,5 +1,5 @@
-"""All actors of a run, each in a thread of its own. They are watched, and get new environments where they fail; their
-rollouts become batches for the learner, whose parameters they get.
+"""All actors of a run, each in a thread of its own. They are watched, and get new environments
+where they fail; their rollouts become batches for the learner, whose parameters they get.
 
 with Batches(args, ...) as batches:
     while batch := batches.next(stopped, leaving):
@@ -53,20 +53,30 @@ class Batch(NamedTuple):
     """What an update learns from; of several processes each has its own."""
 
     rollouts: tuple[HostRollout, ...]
-    leaving: Any  # [D] the same for each of this process's learner devices: whether it wants to stop; () if it is alone
+    # [D] the same for each of this process's learner devices: whether it wants to stop; () if it is
+    # alone
+    leaving: Any
 
 
-def example_batch(args: HostEnvArgs, env: HostEnvKind, driver: HostDriver, num_learners: int) -> Batch:
+def example_batch(
+    args: HostEnvArgs, env: HostEnvKind, driver: HostDriver, num_learners: int
+) -> Batch:
     """Shapes of what `Batches.next` returns."""
 
     def rollout() -> HostRollout:
-        key, seen = jax.random.key(0), at_start(env.spec.example_obs(args.envs_per_actor))
-        published, memory = driver.publish(*driver.begin(key, key)), driver.memory(args.envs_per_actor)
-        *acted, memory = driver.act_on_host(published, memory, jax.random.key_data(key), jnp.uint32(0), seen)
+        key = jax.random.key(0)
+        seen = at_start(env.spec.example_obs(args.envs_per_actor))
+        published = driver.publish(*driver.begin(key, key))
+        memory = driver.memory(args.envs_per_actor)
+        *acted, memory = driver.act_on_host(
+            published, memory, jax.random.key_data(key), jnp.uint32(0), seen
+        )
         outcome = seen.reward, *[seen.first] * 3, jnp.zeros_like(seen.reward, jnp.int32)
         step = HostRollout((), *acted, *outcome, seen.obs if env.resets_in_step else None, (), ())
         at_first = {"first": seen.first[None], "memory": repeated(memory, 1)}
-        steps = repeated(step, args.num_steps)._replace(obs=repeated(seen.obs, args.num_steps + 1), **at_first)
+        steps = repeated(step, args.num_steps)._replace(
+            obs=repeated(seen.obs, args.num_steps + 1), **at_first
+        )
         return over_learners(steps, num_learners)
 
     def repeated(tree: Any, count: int) -> Any:
@@ -100,16 +110,23 @@ class Batches:
         warn: Callable[[str], None],
     ):
         """Actors on `devices` act at first with `learner`, and batches go where `sharding` says."""
-        self._args, self._sharding, self._warn = args, sharding, warn
+        self._args = args
+        self._sharding = sharding
+        self._warn = warn
         self._version = self._first_version = int(started.updates)
         devices = [device for device in devices for _ in range(args.actor_threads)]
-        act, memory = jax.jit(driver.act_on_host), jax.device_get(driver.memory(args.envs_per_actor))
+        act = jax.jit(driver.act_on_host)
+        memory = jax.device_get(driver.memory(args.envs_per_actor))
         shared = args, act, memory, self._version
         first = jax.process_index() * len(devices)
-        self.actors = [Actor(number, device, *shared) for number, device in enumerate(devices, first)]
+        self.actors = [
+            Actor(number, device, *shared) for number, device in enumerate(devices, first)
+        ]
         self._slots = ParameterSlots(devices)
         self._slots.publish(self._version, driver.publish(learner, started))
-        self.queue, self._taken, self._stop = RolloutQueue(), 0, threading.Event()
+        self.queue = RolloutQueue()
+        self._taken = 0
+        self._stop = threading.Event()
         self._failures = itertools.count(1)  # of all actors; to take the next number is atomic
         self.learner = Worker("learner", ("wait_get", "transfer", "update", "publish"))
         self._tallies: list[Tally] = []  # of the rollouts since the last row, as the episodes
@@ -137,8 +154,8 @@ class Batches:
     def next(self, stopped: Callable[[], bool], leaving: bool) -> Batch | None:
         """The rollouts of an update, on their way to the learner's devices; None once `stopped`.
 
-        Others are told whether this process is `leaving`. Raises ActorsFailed where the actors have given up, are
-        stuck, or deliver nothing for too long.
+        Others are told whether this process is `leaving`. Raises ActorsFailed where the actors have
+        given up, are stuck, or deliver nothing for too long.
         """
         rollouts = []
         while len(rollouts) < self._args.own_rollouts:
@@ -146,7 +163,9 @@ class Batches:
                 collected = self._take(stopped)
             if collected is None:
                 return None
-            self._tallies.append(tally_of(collected, self._version, getattr(self._args, "max_policy_lag", 0)))
+            self._tallies.append(
+                tally_of(collected, self._version, getattr(self._args, "max_policy_lag", 0))
+            )
             self._episodes += collected.episodes
             with self.learner.doing("transfer"):
                 share = over_learners(collected.rollout, self._sharding.num_devices)
@@ -183,14 +202,17 @@ class Batches:
             self._slots.publish(self._version, params)
 
     def _run(self, actor: Actor) -> None:
-        """The thread of one actor: rollouts until the run ends, after an error from new environments."""
+        """The thread of one actor: rollouts until the run ends, after an error from new
+        environments.
+        """
         try:
             while not self._stop.is_set():
                 try:
                     self._deliver(actor)
                 except BaseException as error:  # environments may also call sys.exit
                     actor.close()
-                    if self._stop.is_set() or multihost.has_lost(error):  # in its parameters: the learner learns of it
+                    # In its parameters: the learner learns of it
+                    if self._stop.is_set() or multihost.has_lost(error):
                         return
                     self._allow_restart(actor, error)
         finally:
@@ -204,20 +226,25 @@ class Batches:
             self.queue.put(collected, self._stop.is_set)
 
     def _parameters(self, actor: Actor, slot: Slot | None) -> Slot:
-        """Those for an actor's next step, after those of `slot`: the newest, or in a fixed order the same."""
+        """Those for an actor's next step, after those of `slot`: the newest, or in a fixed order
+        the same.
+        """
         while not self._stop.is_set():
             if not self._args.lockstep:
                 return self._slots.latest(actor.device)
             # The version of `lag` updates before the one that will learn from the rollout
             place = actor.rollouts * len(self.actors) + self.actors.index(actor)
-            version = self._first_version + max(place // self._args.own_rollouts - self._args.lag, 0)
+            version = self._first_version + max(
+                place // self._args.own_rollouts - self._args.lag, 0
+            )
             if slot := slot or self._slots.wait_for(version, actor.device, POLL_INTERVAL):
                 return slot
         raise Stopped
 
     def _allow_restart(self, actor: Actor, error: BaseException) -> None:
         """Say that an actor begins anew after an error. Raises ActorsFailed where it may not."""
-        number, most = next(self._failures), self._args.max_restarts
+        number = next(self._failures)
+        most = self._args.max_restarts
         # What happened; where that was in somebody's code, with the way to it
         origin = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
         known = isinstance(origin, FailedEnvError | UsageError)
@@ -230,29 +257,47 @@ class Batches:
         actor.restarts += 1
 
     def row(self) -> dict[str, Any]:
-        """The metrics of actors and queues since the last call, of all processes, which call at the same time."""
+        """The metrics of actors and queues since the last call, of all processes, which call at the
+        same time.
+        """
         tally = reduce(operator.add, self._tallies)
         parts = multihost.allgather((tally.value, tally.count, self._episodes))
-        self._tallies, self._episodes = [], []
+        self._tallies = []
+        self._episodes = []
         tally = reduce(operator.add, (Tally(*jax.tree.map(np.float64, part[:2])) for part in parts))
-        row, count = tally.metrics(), tally.count["episode/return"]
-        unseen = {name for name, reports in tally.count.items() if name.startswith("env/") and not reports}
+        row = tally.metrics()
+        count = tally.count["episode/return"]
+        unseen = {
+            name for name, reports in tally.count.items() if name.startswith("env/") and not reports
+        }
         if count and unseen - self._unseen:
-            self._warn(f"no environment has reported {', '.join(sorted(unseen))}, which --log-info names")
+            self._warn(
+                f"no environment has reported {', '.join(sorted(unseen))}, which --log-info names"
+            )
             self._unseen |= unseen
         if multihost.is_first() and 0 < row["batch/valid"] <= row["batch/too_old"]:
-            self._warn("every step of late was older than --max-policy-lag: nothing was learned from them")
+            self._warn(
+                "every step of late was older than --max-policy-lag: nothing was learned from them"
+            )
         self._recent.extend(episode for *_, episodes in parts for episode in episodes)
         recent = np.array(self._recent or [(np.nan, np.nan)], float).mean(axis=0)
-        newest = {f"episode/{name}_last{WINDOW}": x for name, x in zip(("return", "length"), recent, strict=True)}
+        newest = {
+            f"episode/{name}_last{WINDOW}": x
+            for name, x in zip(("return", "length"), recent, strict=True)
+        }
         return row | {"episode/count": count} | newest | self._figures(alone=False)
 
     def _figures(self, alone: bool) -> dict[str, float]:
-        """Counts, and mean seconds, so far: of this process `alone`, or of all, which call at the same time."""
+        """Counts, and mean seconds, so far: of this process `alone`, or of all, which call at the
+        same time.
+        """
         counts = {f"rollouts/{name}": count for name, count in self.queue.counts.items()}
         counts |= {"actors/restarts": sum(actor.restarts for actor in self.actors)}
         phases = [actor.seconds for actor in self.actors]
-        seconds = {f"time/actor_{name}": float(np.mean([one[name] for one in phases])) for name in phases[0]}
+        seconds = {
+            f"time/actor_{name}": float(np.mean([one[name] for one in phases]))
+            for name in phases[0]
+        }
         seconds |= {f"time/learner_{name}": value for name, value in self.learner.seconds.items()}
         parts = [(counts, seconds)] if alone else multihost.allgather((counts, seconds))
         total = {name: sum(part[name] for part, _ in parts) for name in counts}
@@ -260,13 +305,22 @@ class Batches:
 
 
 def tally_of(collected: Collected, version: int, max_lag: int) -> Tally:
-    """The metrics of a rollout that is learned from now, with `version` updates done; 0 is any lag."""
+    """The metrics of a rollout that is learned from now, with `version` updates done; 0 is any
+    lag.
+    """
     valid = collected.rollout.valid
     lag = (version - collected.rollout.version[valid]).astype(float)
     too_old = np.sum(lag > max_lag) if max_lag else np.int64(0)
-    reports = {"batch/valid": Report(np.sum(valid), valid.size), "batch/too_old": Report(too_old, valid.size)}
+    reports = {
+        "batch/valid": Report(np.sum(valid), valid.size),
+        "batch/too_old": Report(too_old, valid.size),
+    }
     returns, lengths = np.array(collected.episodes, float).reshape(-1, 2).T
-    for name, values in {"policy/lag": lag, "episode/return": returns, "episode/length": lengths}.items():
+    for name, values in {
+        "policy/lag": lag,
+        "episode/return": returns,
+        "episode/length": lengths,
+    }.items():
         reports[name] = Report(np.sum(values), len(values))
         reports[f"{name}_min"] = Report(np.min(values, initial=np.inf), len(values))
         reports[f"{name}_max"] = Report(np.max(values, initial=-np.inf), len(values))
@@ -278,14 +332,18 @@ class UpdateMetrics:
 
     def __init__(self):
         self.updates = 0
-        self.leaving = False  # whether a process wanted to stop when one of the updates began, all but the newest
-        self.broken: dict[str, np.ndarray] = {}  # by metric, the index of the first update in which it was not finite
+        # Whether a process wanted to stop when one of the updates began, all but the newest
+        self.leaving = False
+        # By metric, the index of the first update in which it was not finite
+        self.broken: dict[str, np.ndarray] = {}
         self._tally: Tally | None = None
         self._gauges: dict[str, float] = {}  # of the newest update
         self._newest: tuple | None = None
 
     def add(self, tally: Tally, gauges: dict[str, jax.Array], leaving: Any) -> None:
-        """Take the metrics of an update just dispatched, and its batch's `leaving`; waits for the update before it."""
+        """Take the metrics of an update just dispatched, and its batch's `leaving`; waits for the
+        update before it.
+        """
         self._read_newest()
         self._newest = tally, gauges, leaving
         self.updates += 1

@@ -1,4 +1,6 @@
-"""The drivers of algorithms that learn from rollouts of actors, which step environments on the host."""
+"""The drivers of algorithms that learn from rollouts of actors, which step environments on the
+host.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +16,13 @@ from pmaprl.device.drivers import random_actions, replay_learner
 from pmaprl.device.interface import Actors, Now, OffPolicy, OnPolicy, Rollout, RunState, Transition
 from pmaprl.device.optim import apply_schedules, global_norm, hp_of
 from pmaprl.device.replay import Replay, example_transition, new_replay
-from pmaprl.device.rollout import OTHER_STREAM, action_noise, ids_in_process, ids_over_processes, minibatch_indices
+from pmaprl.device.rollout import (
+    OTHER_STREAM,
+    action_noise,
+    ids_in_process,
+    ids_over_processes,
+    minibatch_indices,
+)
 from pmaprl.device.sharding import AXIS, TrainState
 from pmaprl.device.statistics import Tally, same_everywhere
 from pmaprl.envs.host import begins
@@ -29,7 +37,8 @@ class HostDriver(NamedTuple):
     begin: Callable  # keys of the learner and of everything random -> learner, RunState
     update: Callable  # TrainState, HostRollouts -> TrainState, what to publish, Tally
     publish: Callable  # learner, RunState -> what an actor needs to act
-    act_on_host: Callable  # published, memory, key data, step's number, Seen [N, ...] -> actions, extras, memory
+    # Published, memory, key data, step's number, Seen [N, ...] -> actions, extras, memory
+    act_on_host: Callable
     memory: Callable  # number of environments N -> memory of `act_on_host` at first
     actors: Callable = tuple  # -> the `actors` of a TrainState at first: () without a replay buffer
     gauges: Callable = lambda state: {}  # TrainState -> metrics of how things stand after an update
@@ -48,26 +57,40 @@ def host_driver(algorithm: OnPolicy | OffPolicy, args: Any, env: EnvSpec) -> Hos
 def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
     """Updates that learn from some rollouts of actors, each once."""
     if algorithm.wants_reward:
-        raise UsageError("--obs-prev-action-reward needs an environment on the devices: actors do not show rewards")
+        raise UsageError(
+            "--obs-prev-action-reward needs an environment on the devices: actors do not "
+            "show rewards"
+        )
     recurrent = with_memory(algorithm)
 
     def begin(params_key: jax.Array, key: jax.Array) -> tuple[Any, RunState]:
         return algorithm.init(params_key, hp_of(args)), RunState(key, jnp.int32(0), {})
 
-    def update(state: TrainState, rollouts: tuple[HostRollout, ...]) -> tuple[TrainState, Any, Tally]:
-        learner, run = state.learner, state.run
-        rollout = as_rollout(jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *rollouts))  # [T, N of all, ...]
+    def update(
+        state: TrainState, rollouts: tuple[HostRollout, ...]
+    ) -> tuple[TrainState, Any, Tally]:
+        learner = state.learner
+        run = state.run
+        # [T, N of all, ...]
+        rollout = as_rollout(jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *rollouts))
         hp, scheduled = apply_schedules(args, run, learner)
         key = jax.random.fold_in(run.key, run.updates)
         minibatches = partial(minibatches_of, key, rollout.reward.shape[1], len(rollouts))
-        now = Now(hp, run.updates, jax.random.fold_in(key, OTHER_STREAM), minibatches)
+        now = Now(
+            hp=hp,
+            updates=run.updates,
+            key=jax.random.fold_in(key, OTHER_STREAM),
+            minibatches=minibatches,
+        )
         learner, metrics = algorithm.update(learner, rollout, now)
         metrics = same_everywhere(metrics) | range_metrics(env.observation_space, AXIS, rollout.obs)
         run = run.replace(updates=run.updates + 1)
         metrics |= scheduled | {"params/norm": global_norm(learner.params)}
         return TrainState(learner, (), run), publish(learner, run), Tally.of(metrics)
 
-    def minibatches_of(key: jax.Array, num_envs: int, num_rollouts: int, epochs: int, num_minibatches: int):
+    def minibatches_of(
+        key: jax.Array, num_envs: int, num_rollouts: int, epochs: int, num_minibatches: int
+    ):
         """Which of this device's samples go into each minibatch, [E, M, B].
 
         Every minibatch has equal parts of all rollouts, the same samples on any number of devices.
@@ -76,28 +99,46 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
 
         def of_rollout(index, number):
             own_key = jax.random.fold_in(key, number)
-            own = minibatch_indices(own_key, args.samples_per_env, local, epochs, num_minibatches, args.processes)
+            own = minibatch_indices(
+                own_key, args.samples_per_env, local, epochs, num_minibatches, args.processes
+            )
             step, env = jnp.divmod(own, local)
             return step * num_envs + index * local + env
 
-        indices = jax.vmap(of_rollout)(jnp.arange(num_rollouts), ids_over_processes(num_rollouts, args.processes))
-        return jnp.moveaxis(indices, 0, 2).reshape(epochs, num_minibatches, -1)  # of [R, E, M, B / R]
+        indices = jax.vmap(of_rollout)(
+            jnp.arange(num_rollouts), ids_over_processes(num_rollouts, args.processes)
+        )
+        # Of [R, E, M, B / R]
+        return jnp.moveaxis(indices, 0, 2).reshape(epochs, num_minibatches, -1)
 
     def publish(learner: Any, run: RunState) -> Any:
-        return learner.replace(**{name: () for name in vars(learner) if name.startswith("opt_state")})
+        return learner.replace(
+            **{name: () for name in vars(learner) if name.startswith("opt_state")}
+        )
 
-    def act_on_host(learner: Any, memory: Any, key_data: jax.Array, step: jax.Array, seen: Seen) -> tuple[Any, ...]:
+    def act_on_host(
+        learner: Any, memory: Any, key_data: jax.Array, step: jax.Array, seen: Seen
+    ) -> tuple[Any, ...]:
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
-        return recurrent.explore(learner, seen, memory, action_noise(key, env.action_space, batch_shape(seen.obs)))
+        return recurrent.explore(
+            learner, seen, memory, action_noise(key, env.action_space, batch_shape(seen.obs))
+        )
 
-    return HostDriver(begin, update, publish, act_on_host, recurrent.training_memory or recurrent.initial_memory)
+    return HostDriver(
+        begin=begin,
+        update=update,
+        publish=publish,
+        act_on_host=act_on_host,
+        memory=recurrent.training_memory or recurrent.initial_memory,
+    )
 
 
 def as_rollout(host: HostRollout) -> Rollout:
     """What actors collected, as algorithms take it."""
     reward = jnp.concatenate([jnp.zeros_like(host.reward[:1]), host.reward])
     seen = Seen(host.obs, jnp.concatenate([host.first, begins(host)]), reward)  # [T + 1, N, ...]
-    before, last = jax.tree.map(lambda x: x[:-1], seen), jax.tree.map(lambda x: x[-1], seen)
+    before = jax.tree.map(lambda x: x[:-1], seen)
+    last = jax.tree.map(lambda x: x[-1], seen)
     memory = jax.tree.map(lambda x: x[0], host.memory)
     outcome = host.reward, host.terminated, host.truncated, host.final_obs
     kept = {"valid": host.valid, "version": host.version}
@@ -105,38 +146,59 @@ def as_rollout(host: HostRollout) -> Rollout:
 
 
 def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
-    """Updates that store some rollouts of actors, and make the gradient updates that are due after them."""
-    groups, own_parts = args.envs_per_actor // args.block * args.parts, args.parts // args.processes
-    like = jax.eval_shape(lambda: algorithm.init(jax.random.key(0), hp_of(args)))  # nothing to compute with
+    """Updates that store some rollouts of actors, and make the gradient updates that are due after
+    them.
+    """
+    groups = args.envs_per_actor // args.block * args.parts
+    own_parts = args.parts // args.processes
+    # Nothing to compute with
+    like = jax.eval_shape(lambda: algorithm.init(jax.random.key(0), hp_of(args)))
 
     def begin(params_key: jax.Array, key: jax.Array) -> tuple[Any, RunState]:
-        run = RunState(key, jnp.int32(0), {}, gradient_updates=jnp.int32(0), env_steps=jnp.int32(0))
+        run = RunState(
+            key=key,
+            updates=jnp.int32(0),
+            hyper={},
+            gradient_updates=jnp.int32(0),
+            env_steps=jnp.int32(0),
+        )
         return algorithm.init(params_key, hp_of(args)), run
 
     def with_empty_buffer() -> Actors:
         num_rings = args.envs_per_update // jax.lax.axis_size(AXIS)
         replay = new_replay(example_transition(args, env, versions=True), num_rings, args.capacity)
-        return Actors((), (), (), (), replay, jnp.zeros(num_rings) if args.normalize_rewards else ())
+        return Actors(
+            (), (), (), (), replay, jnp.zeros(num_rings) if args.normalize_rewards else ()
+        )
 
-    def update(state: TrainState, rollouts: tuple[HostRollout, ...]) -> tuple[TrainState, Any, Tally]:
+    def update(
+        state: TrainState, rollouts: tuple[HostRollout, ...]
+    ) -> tuple[TrainState, Any, Tally]:
         run = state.run
         rollout = merge_rollouts(rollouts, own_parts, args.block)
-        transitions, valid = transitions_of(rollout, with_first=args.n_steps > 1), rollout.valid
+        transitions = transitions_of(rollout, with_first=args.n_steps > 1)
+        valid = rollout.valid
         actors = state.actors.replace(replay=state.actors.replay.add_valid(transitions, valid))
         new, stored = jax.lax.psum((jnp.sum(valid), jnp.sum(actors.replay.count)), AXIS)
         state = TrainState(state.learner, actors, run.replace(env_steps=run.env_steps + new))
         key = jax.random.fold_in(run.key, run.updates + 1)
         due = args.updates_due(stored) - args.updates_due(stored - new)
-        # A ring may have less than others: steps that only reset are not stored, and any actor's rollout may come first
+        # A ring may have less than others: steps that only reset are not stored, and any actor's
+        # rollout may come first
         due = jnp.where(jax.lax.pmin(can_sample(actors.replay, args.n_steps), AXIS), due, 0)
-        done = rollout.terminated | rollout.truncated | ~valid  # nothing goes on behind a step that counts nothing
+        # Nothing goes on behind a step that counts nothing
+        done = rollout.terminated | rollout.truncated | ~valid
         state, tally = learn(state, transitions, done, key, due, valid)
         tally |= Tally.of(range_metrics(env.observation_space, AXIS, transitions.obs))
         return state, publish(state.learner, state.run), tally
 
     def keys_of_groups(key: jax.Array) -> jax.Array:
-        """A key for each of this device's groups of rings, [G]: by block of environments, and in it by part."""
-        block = ids_in_process(groups // own_parts // jax.lax.axis_size(AXIS), args.processes)[:, None]
+        """A key for each of this device's groups of rings, [G]: by block of environments, and in it
+        by part.
+        """
+        block = ids_in_process(groups // own_parts // jax.lax.axis_size(AXIS), args.processes)[
+            :, None
+        ]
         part = ids_over_processes(own_parts, args.processes)
         return jax.vmap(jax.random.fold_in, (None, 0))(key, (block * args.parts + part).ravel())
 
@@ -148,11 +210,16 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
     def publish(learner: Any, run: RunState) -> Any:
         return acting_part(learner), run.env_steps < args.learning_starts
 
-    def act_on_host(published: Any, memory: Any, key_data: jax.Array, step: jax.Array, seen: Seen) -> tuple[Any, ...]:
-        """Actions as environments take them and as the buffer keeps them: sampled, or at first at random."""
+    def act_on_host(
+        published: Any, memory: Any, key_data: jax.Array, step: jax.Array, seen: Seen
+    ) -> tuple[Any, ...]:
+        """Actions as environments take them and as the buffer keeps them: sampled, or at first at
+        random.
+        """
         (part, warming_up), obs = published, seen.obs
         policy_key, held = jax.random.split(jax.random.wrap_key_data(key_data))
-        policy_key, held = jax.random.fold_in(policy_key, step), jax.random.fold_in(held, step // args.hold_random)
+        policy_key = jax.random.fold_in(policy_key, step)
+        held = jax.random.fold_in(held, step // args.hold_random)
         noise = action_noise(policy_key, env.action_space, batch_shape(obs))
         action = algorithm.explore(with_acting_part(like, part), obs, noise)
         random = random_actions(jax.random.split(held, batch_shape(obs)[0]), obs, env)
@@ -160,7 +227,8 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
         return to_env(action, env.action_space), action, memory
 
     def gauges(state: TrainState) -> dict[str, jax.Array]:
-        run, replay = state.run, state.actors.replay
+        run = state.run
+        replay = state.actors.replay
         # Below zero are keys that no update has
         keys = keys_of_groups(jax.random.fold_in(run.key, -1 - run.updates))
         age = run.updates - replay.sample(keys, args.batch_size // groups).version
@@ -169,18 +237,29 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
             "gradient_updates": run.gradient_updates,
             "replay/stored": jax.lax.psum(jnp.sum(replay.count), AXIS),
             "replay/fill": jax.lax.pmean(jnp.mean(replay.fill), AXIS),
-            "replay/age_p50": jnp.median(jax.lax.all_gather(age, AXIS)),  # updates since the policy that acted
-            "replay/ratio": run.gradient_updates / jnp.maximum(run.env_steps - args.learning_starts, 1),
+            # Updates since the policy that acted
+            "replay/age_p50": jnp.median(jax.lax.all_gather(age, AXIS)),
+            "replay/ratio": run.gradient_updates
+            / jnp.maximum(run.env_steps - args.learning_starts, 1),
         }
 
-    return HostDriver(begin, update, publish, act_on_host, lambda count: (), with_empty_buffer, gauges)
+    return HostDriver(
+        begin=begin,
+        update=update,
+        publish=publish,
+        act_on_host=act_on_host,
+        memory=lambda count: (),
+        actors=with_empty_buffer,
+        gauges=gauges,
+    )
 
 
 def merge_rollouts(rollouts: tuple[HostRollout, ...], parts: int, width: int) -> HostRollout:
     """One rollout of the environments of all of them, [T, N of all, ...].
 
-    Blocks of `width` environments come one after another, of each block the `parts` of the rollouts, of each part the
-    environments, of each environment the rollouts: those of a device are neighbours, however many devices there are.
+    Blocks of `width` environments come one after another, of each block the `parts` of the
+    rollouts, of each part the environments, of each environment the rollouts: those of a device are
+    neighbours, however many devices there are.
     """
 
     def merge(*x):
@@ -194,9 +273,17 @@ def merge_rollouts(rollouts: tuple[HostRollout, ...], parts: int, width: int) ->
 def transitions_of(host: HostRollout, with_first: bool = False) -> Transition:
     """What the buffer keeps of the steps of a rollout, [T, N, ...].
 
-    With `first`, where that is asked for: an episode begins, or the rollout, as the one before may be another actor's.
+    With `first`, where that is asked for: an episode begins, or the rollout, as the one before may
+    be another actor's.
     """
     rollout = as_rollout(host)
     first = rollout.seen.first.at[0].set(True) if with_first else None
-    kept = rollout.obs, rollout.extras, rollout.reward, rollout.terminated, rollout.next_obs, rollout.version
+    kept = (
+        rollout.obs,
+        rollout.extras,
+        rollout.reward,
+        rollout.terminated,
+        rollout.next_obs,
+        rollout.version,
+    )
     return Transition(*kept, first)

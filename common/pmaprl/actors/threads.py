@@ -1,4 +1,6 @@
-"""Threads that step environments and may hang, and the queue and parameters that they share with a learner."""
+"""Threads that step environments and may hang, and the queue and parameters that they share with a
+learner.
+"""
 
 import os
 import threading
@@ -20,8 +22,10 @@ from pmaprl.device.statistics import Tally
 from pmaprl.envs.host import HostEnvs
 
 WAITING = ("wait_put", "wait_params", "ended")  # phases in which nothing is expected
-TIMEOUTS = {"make": "reset", "reset": "reset", "close": "reset", "env_step": "step"}  # of phases; else the learner's
-GRACE = 3.0  # seconds: for threads to end, and for environments that raise at a timeout by themselves
+# Of phases; else the learner's
+TIMEOUTS = {"make": "reset", "reset": "reset", "close": "reset", "env_step": "step"}
+# Seconds: for threads to end, and for environments that raise at a timeout by themselves
+GRACE = 3.0
 POLL_INTERVAL = 0.1  # seconds between two looks at whether to stop
 
 
@@ -31,7 +35,8 @@ _program = os.getpid()
 
 
 def _exit_of_environments(code: int) -> None:
-    """Stand in for `os._exit`: what environments in this process would end without a word raises FailedEnvError.
+    """Stand in for `os._exit`: what environments in this process would end without a word raises
+    FailedEnvError.
 
     It is the real one for everybody else, and in processes that environments have forked.
     """
@@ -58,7 +63,9 @@ class Worker:
     """Something that steps environments in a thread of its own."""
 
     def __init__(self, name: str, phases: tuple[str, ...] = (), envs: HostEnvs | None = None):
-        """How long it is in each of these `phases` is added up. It may have `envs` from the beginning."""
+        """How long it is in each of these `phases` is added up. It may have `envs` from the
+        beginning.
+        """
         self.name = name
         self.seconds = dict.fromkeys(phases, 0.0)
         self.envs = envs
@@ -101,7 +108,8 @@ class Worker:
 
     def close(self) -> None:
         """Close the environments; what they raise then does not matter any more."""
-        envs, self.envs = self.envs, None
+        envs = self.envs
+        self.envs = None
         if envs is not None:
             with suppress(Exception, SystemExit), self.doing("close"):
                 envs.close()
@@ -121,7 +129,9 @@ class Worker:
 
 
 def stop_workers(workers: list[Worker]) -> list[Worker]:
-    """Wait `GRACE` seconds for workers told to stop, killing late ones' processes halfway; returns those still busy."""
+    """Wait `GRACE` seconds for workers told to stop, killing late ones' processes halfway; returns
+    those still busy.
+    """
     late = wait([worker.result for worker in workers], GRACE / 2).not_done
     for worker in workers:
         if worker.result in late and (envs := worker.envs) is not None:
@@ -156,7 +166,8 @@ class Collected(NamedTuple):
 
 
 class RolloutQueue:
-    """What actors have collected and the learner has not taken yet, one rollout of each actor at most.
+    """What actors have collected and the learner has not taken yet, one rollout of each actor at
+    most.
 
     At any time `produced == trained + discarded + waiting + held`.
     """
@@ -173,7 +184,9 @@ class RolloutQueue:
             return self._counts | {"waiting": len(self._waiting)}
 
     def put(self, collected: Collected, stopped: Callable[[], bool]) -> None:
-        """Add a rollout once its actor has room for it; it is discarded where there is none before `stopped`."""
+        """Add a rollout once its actor has room for it; it is discarded where there is none before
+        `stopped`.
+        """
         with self._changed:
             while collected.actor in self._waiting and not stopped():
                 self._changed.wait(POLL_INTERVAL)
@@ -185,9 +198,13 @@ class RolloutQueue:
                 self._changed.notify_all()
 
     def take(self, actor: int | None, timeout: float) -> Collected | None:
-        """The oldest rollout of `actor`, or of any; it is `held` from then on. None where none comes in time."""
+        """The oldest rollout of `actor`, or of any; it is `held` from then on. None where none
+        comes in time.
+        """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._waiting if actor is None else actor in self._waiting, timeout):
+            if not self._changed.wait_for(
+                lambda: self._waiting if actor is None else actor in self._waiting, timeout
+            ):
                 return None
             self._counts["held"] += 1
             self._changed.notify_all()
@@ -230,24 +247,33 @@ class ParameterSlots:
 
         They may still be under computation: readers get them once they are there.
         """
-        local = jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, params)
+        local = jax.tree.map(
+            lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, params
+        )
         placed = {device: Slot(version, jax.device_put(local, device)) for device in self._devices}
         with self._changed:
             self._versions.append(placed)
             self._changed.notify_all()
 
     def latest(self, device: jax.Device) -> Slot:
-        """The newest version that is computed, or the oldest. The first one has to be published by then."""
+        """The newest version that is computed, or the oldest. The first one has to be published by
+        then.
+        """
         with self._changed:
             *newer, oldest = [placed[device] for placed in reversed(self._versions)]
         ready = (slot for slot in newer if all(x.is_ready() for x in jax.tree.leaves(slot.params)))
         return next(ready, oldest)
 
     def wait_for(self, version: int, device: jax.Device, timeout: float) -> Slot | None:
-        """Exactly this version, computed; None where it is not published within `timeout` seconds."""
+        """Exactly this version, computed; None where it is not published within `timeout`
+        seconds.
+        """
 
         def published():
-            return next((placed[device] for placed in self._versions if placed[device].version == version), None)
+            return next(
+                (placed[device] for placed in self._versions if placed[device].version == version),
+                None,
+            )
 
         with self._changed:
             slot = self._changed.wait_for(published, timeout)

@@ -1,4 +1,6 @@
-"""The algorithms. In the repository their files are in its folder `algos`; an installed package has them here."""
+"""The algorithms. In the repository their files are in its folder `algos`; an installed package has
+them here.
+"""
 
 from pmaprl.cli.files import ALGOS
 

@@ -1,4 +1,6 @@
-"""Types of flags, which say their bounds and how a population may change them, and the check of their values."""
+"""Types of flags, which say their bounds and how a population may change them, and the check of
+their values.
+"""
 
 import dataclasses
 import functools
@@ -19,8 +21,8 @@ MOST_LAYERS = 200  # hidden or recurrent: each is traced and compiled by itself,
 
 
 class Bounds(NamedTuple):
-    """Bounds of a number, or of each of several, which float32 holds too, see `float32_rule`; a whole number is at most
-    LARGEST if nothing is said.
+    """Bounds of a number, or of each of several, which float32 holds too, see `float32_rule`; a
+    whole number is at most LARGEST if nothing is said.
     """
 
     at_least: float = -math.inf
@@ -35,9 +37,12 @@ class AtMostSo(NamedTuple):
 
 
 class Swept(NamedTuple):
-    """Members of a population may differ in this number; --pbt multiplies or divides it by a factor."""
+    """Members of a population may differ in this number; --pbt multiplies or divides it by a
+    factor.
+    """
 
-    by: Literal["factor", "complement", "share"] = "factor"  # complement: 1 - x in place of x; share: at most 1
+    # Complement: 1 - x in place of x; share: at most 1
+    by: Literal["factor", "complement", "share"] = "factor"
 
 
 Count = Annotated[int, Bounds(at_least=1)]
@@ -62,14 +67,18 @@ Scale = Annotated[float, Bounds(), Swept()]
 
 
 WORDS = ConstructorRegistry()
-"""The rule by which tyro leaves words as they are: classes of flags call `check_flags`, which converts or refuses."""
+"""The rule by which tyro leaves words as they are: classes of flags call `check_flags`, which
+converts or refuses.
+"""
 
 
 @WORDS.primitive_rule
 def _numbers_and_choices(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     if not any(kind in (int, float) or get_origin(kind) is Literal for kind in _options(info.type)):
         return None  # tyro's own ways, for texts, switches and kinds that are none of ours
-    return PrimitiveConstructorSpec(1, metavar_of(info.type), lambda x: x[0], lambda x: True, lambda x: [str(x)])
+    return PrimitiveConstructorSpec(
+        1, metavar_of(info.type), lambda x: x[0], lambda x: True, lambda x: [str(x)]
+    )
 
 
 def metavar_of(kind: Any) -> str:
@@ -86,12 +95,14 @@ def metavar_of(kind: Any) -> str:
 
 
 def check_flags(args: Any) -> None:
-    """Raise UsageError where a value is not of its field's type, or out of its bounds; numbers become of that type.
+    """Raise UsageError where a value is not of its field's type, or out of its bounds; numbers
+    become of that type.
 
     Values of kinds that are none of ours (see `_NAMES`) stay as they are.
     """
     for name, kind in kinds_of(type(args)).items():
-        flag, value = flag_of(name), getattr(args, name)
+        flag = flag_of(name)
+        value = getattr(args, name)
         try:
             setattr(args, name, number := converted(value, kind))
         except ValueError:
@@ -101,11 +112,16 @@ def check_flags(args: Any) -> None:
             check_bounds(flag, number, bounds)
         most = note_of(kind, AtMostSo)
         if most and number is not None and len(number) > most.many:
-            raise UsageError(f"{flag} has {len(number):,} numbers: at most {most.many:,} layers compile within reason")
+            raise UsageError(
+                f"{flag} has {len(number):,} numbers: at most {most.many:,} layers compile "
+                "within reason"
+            )
 
 
 def converted(value: Any, kind: Any) -> Any:
-    """`value`, which may be a word of the command line, as one of that kind. Raises ValueError where it is none."""
+    """`value`, which may be a word of the command line, as one of that kind. Raises ValueError
+    where it is none.
+    """
     for option in _options(kind):
         with suppress(ValueError, TypeError, OverflowError, KeyError):
             return _converted(value, option)
@@ -113,7 +129,8 @@ def converted(value: Any, kind: Any) -> Any:
 
 
 def _converted(value: Any, kind: Any) -> Any:
-    container, parts = get_origin(kind), get_args(kind)
+    container = get_origin(kind)
+    parts = get_args(kind)
     if container is Literal:
         return {str(choice): choice for choice in parts}[str(value)]
     if container is dict:
@@ -130,25 +147,35 @@ def _converted(value: Any, kind: Any) -> Any:
         return int(value)
     if kind is float and isinstance(value, str | int) and not isinstance(value, bool):
         return float(value)
-    if kind in _NAMES and (not isinstance(value, kind) or isinstance(value, bool) and kind is not bool):
+    if kind in _NAMES and (
+        not isinstance(value, kind) or isinstance(value, bool) and kind is not bool
+    ):
         raise ValueError
     return value
 
 
 def check_bounds(flag: str, value: Any, bounds: Bounds) -> None:
-    """Raise UsageError unless the number, or each of several, is within the bounds and one that devices can compute
-    with; None is nothing.
+    """Raise UsageError unless the number, or each of several, is within the bounds and one that
+    devices can compute with; None is nothing.
     """
     if value in ((), []):
         raise UsageError(f"{flag} needs at least one number")
     at_least, at_most, above = bounds
     for number in value if isinstance(value, tuple | list) else () if value is None else (value,):
         most = LARGEST if isinstance(number, int) and at_most == math.inf else at_most
-        broken = "" if isinstance(number, int) else float32_rule(number) or _bound_rule(number, at_least, at_most)
+        broken = (
+            ""
+            if isinstance(number, int)
+            else float32_rule(number) or _bound_rule(number, at_least, at_most)
+        )
         inside = at_least <= number <= most and number > above
         if inside and not broken:
             continue
-        limits = [("at least", at_least), ("at most", most if number > most else at_most), ("greater than", above)]
+        limits = [
+            ("at least", at_least),
+            ("at most", most if number > most else at_most),
+            ("greater than", above),
+        ]
         rules = [f"{words} {limit:,}" for words, limit in limits if math.isfinite(limit)]
         if broken and (inside or not rules):
             rules = [broken]
@@ -156,7 +183,9 @@ def check_bounds(flag: str, value: Any, bounds: Bounds) -> None:
 
 
 def float32_rule(number: float) -> str:
-    """Rule, in words, that a number breaks which the devices cannot compute with; empty where they can."""
+    """Rule, in words, that a number breaks which the devices cannot compute with; empty where they
+    can.
+    """
     if not math.isfinite(number):
         return "finite"
     if abs(number) > LARGEST_FLOAT:
@@ -167,7 +196,9 @@ def float32_rule(number: float) -> str:
 
 
 def _bound_rule(number: float, *bounds: float) -> str:
-    """Rule, in words, that a number breaks which float32 rounds to one of its bounds; empty where it does not."""
+    """Rule, in words, that a number breaks which float32 rounds to one of its bounds; empty where
+    it does not.
+    """
     single = struct.unpack("f", struct.pack("f", number))[0]
     for bound in bounds:
         if single == bound != number:
@@ -181,12 +212,13 @@ def limits_of(bounds: Bounds) -> tuple[float, float]:
     return SMALLEST_FLOAT if bounds.above == 0 else low, min(bounds.at_most, LARGEST_FLOAT)
 
 
-ATOM_STEPS = 2.0**20  # atoms from 0 to the largest magnitude that float32 tells apart, each in 8 steps
+# Atoms from 0 to the largest magnitude that float32 tells apart, each in 8 steps
+ATOM_STEPS = 2.0**20
 
 
 def check_atoms(low: float, high: float, count: int, flags: str) -> None:
-    """Raise UsageError, naming the `flags`, unless float32 tells `count` equally spaced numbers apart, and returns
-    between them.
+    """Raise UsageError, naming the `flags`, unless float32 tells `count` equally spaced numbers
+    apart, and returns between them.
     """
     spacing = (high - low) / (count - 1)
     least = max(SMALLEST_FLOAT, max(abs(low), abs(high)) / ATOM_STEPS)
@@ -214,8 +246,12 @@ def kinds_of(args_class: type) -> dict[str, Any]:
 
 
 def note_of(kind: Any, what: type) -> Any:
-    """What the type of a flag, or of its elements, says of it: the last note of that class, or None."""
-    if get_origin(kind) is Annotated and (notes := [note for note in kind.__metadata__ if isinstance(note, what)]):
+    """What the type of a flag, or of its elements, says of it: the last note of that class, or
+    None.
+    """
+    if get_origin(kind) is Annotated and (
+        notes := [note for note in kind.__metadata__ if isinstance(note, what)]
+    ):
         return notes[-1]
     return next(filter(None, (note_of(part, what) for part in get_args(kind))), None)
 
@@ -230,14 +266,19 @@ def divisors_near(number: int, whole: int) -> str:
     """The divisors of `whole` around `number`, in words."""
     small = [divisor for divisor in range(1, math.isqrt(whole) + 1) if whole % divisor == 0]
     divisors = {*small, *(whole // divisor for divisor in small)}
-    below, above = (x for x in divisors if x < number), (x for x in divisors if x > number)
+    below = (x for x in divisors if x < number)
+    above = (x for x in divisors if x > number)
     return " or ".join(str(x) for x in (max(below, default=None), min(above, default=None)) if x)
 
 
 def check_multiple(flag: str, number: int, unit: int, shares: str) -> None:
-    """Raise UsageError unless `number` is a multiple of `unit`: it is split evenly over the `shares`."""
+    """Raise UsageError unless `number` is a multiple of `unit`: it is split evenly over the
+    `shares`.
+    """
     if number % unit:
-        raise UsageError(f"{flag} {number} is split evenly over {shares}: take {multiples_near(number, unit)}")
+        raise UsageError(
+            f"{flag} {number} is split evenly over {shares}: take {multiples_near(number, unit)}"
+        )
 
 
 def flag_of(name: str) -> str:
@@ -246,7 +287,8 @@ def flag_of(name: str) -> str:
 
 
 def _choices(kind: Any) -> list[str]:
-    return [str(choice) for choice in get_args(kind) if choice != ""]  # which stands for a flag that is left out
+    # Which stands for a flag that is left out
+    return [str(choice) for choice in get_args(kind) if choice != ""]
 
 
 def _described(kind: Any) -> str:
@@ -257,11 +299,21 @@ def _described(kind: Any) -> str:
     return _NAMES.get(kind, "a dictionary")
 
 
-_NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", NoneType: "None"}
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "a text",
+    NoneType: "None",
+}
 
 
 def _options(kind: Any) -> tuple[Any, ...]:
     """The kinds that a value may be of."""
     if get_origin(kind) is Annotated:
         return _options(get_args(kind)[0])
-    return sum(map(_options, get_args(kind)), ()) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return (
+        sum(map(_options, get_args(kind)), ())
+        if get_origin(kind) in (Union, UnionType)
+        else (kind,)
+    )

@@ -1,6 +1,7 @@
 """From a command line to flags, and from what training raises to an exit code.
 
-Nothing in this folder imports JAX, NumPy or other folders, so that `--help` and usage errors answer at once.
+Nothing in this folder imports JAX, NumPy or other folders, so that `--help` and usage errors answer
+at once.
 """
 
 import argparse
@@ -29,7 +30,14 @@ from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 import tyro
 
 from pmaprl.cli.checks import WORDS, check_flags, flag_of, kinds_of, metavar_of
-from pmaprl.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail, printable
+from pmaprl.cli.errors import (
+    FailedEnvError,
+    ProcessEnded,
+    TrainingError,
+    UsageError,
+    fail,
+    printable,
+)
 from pmaprl.cli.files import defaults_of, is_run, read_config
 from pmaprl.cli.run_flags import PARAMS, ArgsFactory, differences
 
@@ -40,7 +48,9 @@ NO_DEFAULT = tyro.conf.arg(help_behavior_hint="")  # for a text that says it, or
 class PolicyArgs:
     """Flags that choose a policy."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN", help_behavior_hint="(required)")] = ""
+    run: Annotated[
+        tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN", help_behavior_hint="(required)")
+    ] = ""
     """Run directory, or one of its checkpoints."""
     step: int | Literal["best", "latest"] = "latest"
     """Checkpoint to take: latest, best (by its evaluation), or a number of environment steps."""
@@ -61,7 +71,9 @@ THREAD = "pmaprl worker"  # the name of threads that may hang
 
 
 def parse(args_class: type, argv: list[str] | None = None) -> Any:
-    """Arguments of a script from its command line. Prints and exits with 0 for --help, with 2 for a usage error."""
+    """Arguments of a script from its command line. Prints and exits with 0 for --help, with 2 for a
+    usage error.
+    """
     program = None  # the name of the script
     if argv is None:
         argv = sys.argv[1:]
@@ -79,7 +91,9 @@ def parse(args_class: type, argv: list[str] | None = None) -> Any:
 
 
 def main(train: Callable[[Any], Any], args: Any) -> NoReturn:
-    """Train and end the process; at once where a thread hangs in foreign code, which Python's shutdown could crash."""
+    """Train and end the process; at once where a thread hangs in foreign code, which Python's
+    shutdown could crash.
+    """
     code = exit_code(train, args)
     if not any(thread.name == THREAD for thread in threading.enumerate()):
         sys.exit(code)
@@ -87,16 +101,23 @@ def main(train: Callable[[Any], Any], args: Any) -> NoReturn:
 
 
 def exit_code(train: Callable[[Any], Any], args: Any) -> int:
-    """Train and return the exit code: 0 finished or stopped, 1 failed, 2 bad usage, 128 + N signal N."""
+    """Train and return the exit code: 0 finished or stopped, 1 failed, 2 bad usage, 128 + N signal
+    N.
+    """
     try:
         if _has_nothing_to_do(args):
-            print(f"{printable(args.resume)} has finished; a larger --total-timesteps trains longer")
+            print(
+                f"{printable(args.resume)} has finished; a larger --total-timesteps trains longer"
+            )
         else:
             train(args)
         if sys.stdout:
             sys.stdout.flush()
-    except ProcessEnded as end:  # what waits for the others, in threads or at Python's exit, is left behind
-        if not isinstance(end.__cause__, UsageError | TrainingError | None) and "has lost" not in str(end):
+    # What waits for the others, in threads or at Python's exit, is left behind
+    except ProcessEnded as end:
+        if not isinstance(
+            end.__cause__, UsageError | TrainingError | None
+        ) and "has lost" not in str(end):
             traceback.print_exception(end.__cause__)  # a defect
         fail(str(end), end.code)
         time.sleep(end.grace)
@@ -108,7 +129,14 @@ def exit_code(train: Callable[[Any], Any], args: Any) -> int:
     except BrokenPipeError as error:
         return _end_of_reader(error)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+        if error.errno not in (
+            errno.ENOSPC,
+            errno.EFBIG,
+            errno.EDQUOT,
+            errno.EROFS,
+            errno.EACCES,
+            errno.EPERM,
+        ):
             raise
         return fail(f"{error}; saved checkpoints are intact", 1)
     except (RuntimeError, MemoryError) as error:
@@ -123,33 +151,43 @@ def exit_code(train: Callable[[Any], Any], args: Any) -> int:
 
 
 def _end_of_reader(error: BrokenPipeError) -> int:
-    """The exit code where nobody reads what is printed any more, as in `... | head`. Raises other broken pipes."""
+    """The exit code where nobody reads what is printed any more, as in `... | head`. Raises other
+    broken pipes.
+    """
     with suppress(AttributeError, OSError, ValueError):  # there is no standard output
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
         if any(event & select.POLLERR for _, event in poll.poll(0)):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still has to write
+            # For what Python still has to write
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 128 + signal.SIGPIPE
     raise error
 
 
 def _end_at_once(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # it is None, nobody reads it, or it is closed
+        # It is None, nobody reads it, or it is closed
+        with suppress(AttributeError, OSError, ValueError):
             stream.flush()
     os._exit(code)
 
 
 def _has_nothing_to_do(args: Any) -> bool:
     """Whether --resume-or-start names a run that has finished with these flags."""
-    if not (getattr(args, "resume_or_start", False) and args.resume and (Path(args.resume) / "DONE").exists()):
+    if not (
+        getattr(args, "resume_or_start", False)
+        and args.resume
+        and (Path(args.resume) / "DONE").exists()
+    ):
         return False
     then = defaults_of(type(args)) | read_config(args.resume)["args"]
     return not differences(then, dataclasses.asdict(args), args.lasting_flags())
 
 
 def _read(args_class: type, argv: list[str], program: str | None) -> Any:
-    """The arguments. Raises UsageError where there is something wrong with them, SystemExit for --help."""
+    """The arguments. Raises UsageError where there is something wrong with them, SystemExit for
+    --help.
+    """
     argv = [re.sub("^--[^=]*", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
     default = None
     if issubclass(args_class, ArgsFactory):
@@ -173,14 +211,31 @@ def _read(args_class: type, argv: list[str], program: str | None) -> Any:
 
 # Flags by the names that they have in CleanRL and Stable-Baselines3
 OTHER_NAMES = {"--lr": "--learning-rate", "--anneal-lr": "--lr-schedule", "--track": "--wandb"}
-OTHER_NAMES |= {"--clip-coef": "--clip-eps", "--clip-range": "--clip-eps", "--capture-video": "--gif"}
-OTHER_NAMES |= {"--n-envs": "--num-envs", "--n-epochs": "--update-epochs", "--n-atoms": "--num-atoms"}
-OTHER_NAMES |= {"--run-name": "--run-dir", "--exp-name": "--run-dir", "--total-steps": "--total-timesteps"}
+OTHER_NAMES |= {
+    "--clip-coef": "--clip-eps",
+    "--clip-range": "--clip-eps",
+    "--capture-video": "--gif",
+}
+OTHER_NAMES |= {
+    "--n-envs": "--num-envs",
+    "--n-epochs": "--update-epochs",
+    "--n-atoms": "--num-atoms",
+}
+OTHER_NAMES |= {
+    "--run-name": "--run-dir",
+    "--exp-name": "--run-dir",
+    "--total-steps": "--total-timesteps",
+}
 OTHER_NAMES |= {"--start-e": "--epsilon-start", "--end-e": "--epsilon-end"}
-OTHER_NAMES |= {"--exploration-fraction": "--epsilon-fraction", "--target-network-frequency": "--target-frequency"}
+OTHER_NAMES |= {
+    "--exploration-fraction": "--epsilon-fraction",
+    "--target-network-frequency": "--target-frequency",
+}
 
 
-SEEDS_ON_HOST = "for seed in 0 1 2; do python ... --seed $seed; done trains them one after another, and "
+SEEDS_ON_HOST = (
+    "for seed in 0 1 2; do python ... --seed $seed; done trains them one after another, and "
+)
 SEEDS_ON_HOST += "pmaprl.compare and pmaprl.plot put their runs together"
 
 # By a flag of one place what does the same in the other place, and the flag that it needs there
@@ -195,10 +250,16 @@ COUNTERPARTS = {
 
 
 def _known_elsewhere(args_class: type, argv: list[str]) -> str:
-    """That a word is another kit's name of a flag, or a flag of the place where the environment does not step."""
+    """That a word is another kit's name of a flag, or a flag of the place where the environment
+    does not step.
+    """
     places = {where: getattr(args_class, f"on_{where}", args_class) for where in ("device", "host")}
     own = {flag_of(name) for name in kinds_of(args_class)}
-    unknown = [flag for flag in (re.sub("^--no-", "--", word.split("=")[0]) for word in argv) if flag not in own]
+    unknown = [
+        flag
+        for flag in (re.sub("^--no-", "--", word.split("=")[0]) for word in argv)
+        if flag not in own
+    ]
     for flag in unknown:
         if OTHER_NAMES.get(flag) in own:
             return f"{flag} is called {OTHER_NAMES[flag]} here"
@@ -206,32 +267,55 @@ def _known_elsewhere(args_class: type, argv: list[str]) -> str:
         elsewhere = set(map(flag_of, kinds_of(other)))
         named = [flag for flag in dict.fromkeys(unknown) if flag in elsewhere]
         if named:
-            told = f"{' and '.join(named)}: for environments that step on the {where}, and this one does not"
+            told = (
+                f"{' and '.join(named)}: for environments that step on the {where}, and "
+                "this one does not"
+            )
             return ": ".join(filter(None, [told, _counterparts(named, own)]))
     # An algorithm that has one place only
     replaced = [flag for flag in dict.fromkeys(unknown) if _counterparts([flag], own)]
     if replaced:
-        return f"{' and '.join(replaced)}: no flag of this algorithm: {_counterparts(replaced, own)}"
+        return (
+            f"{' and '.join(replaced)}: no flag of this algorithm: {_counterparts(replaced, own)}"
+        )
     return ""
 
 
 def _counterparts(flags: list[str], own: set[str]) -> str:
-    """What does the same as these flags of the other place, with the `own` ones; empty where nothing is known."""
+    """What does the same as these flags of the other place, with the `own` ones; empty where
+    nothing is known.
+    """
     hints = [COUNTERPARTS[flag] for flag in flags if flag in COUNTERPARTS]
     return "; ".join(hint for replacement, hint in hints if replacement in own)
 
 
 def _switched(args_class: type, argv: list[str]) -> str:
-    """A hint on a switch that was given a value, such as `--normalize-obs False`; empty where there is none."""
+    """A hint on a switch that was given a value, such as `--normalize-obs False`; empty where there
+    is none.
+    """
     switches = {flag_of(name) for name, kind in kinds_of(args_class).items() if kind is bool}
     for flag, value in pairwise([part for word in argv for part in word.split("=", 1)]):
-        if flag in switches and value.lower() in ("true", "false", "yes", "no", "on", "off", "0", "1"):
-            return f"{flag} {value}: it is a switch without a value, {flag} turns it on and --no-{flag[2:]} off"
+        if flag in switches and value.lower() in (
+            "true",
+            "false",
+            "yes",
+            "no",
+            "on",
+            "off",
+            "0",
+            "1",
+        ):
+            return (
+                f"{flag} {value}: it is a switch without a value, {flag} turns it on and "
+                f"--no-{flag[2:]} off"
+            )
     return ""
 
 
 def _numbers_apart(args_class: type, argv: list[str]) -> Iterator[str]:
-    """The words, with numbers of a flag that takes several one by one: `--hidden-sizes 64,64` is as `64 64`."""
+    """The words, with numbers of a flag that takes several one by one: `--hidden-sizes 64,64` is as
+    `64 64`.
+    """
     several = set()
     for name, kind in kinds_of(args_class).items():
         plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
@@ -251,7 +335,9 @@ def _numbers_apart(args_class: type, argv: list[str]) -> Iterator[str]:
 
 
 def _sentence_in(box: str) -> str:
-    """What the parser says of a flag that is unknown, missing or without its value, below its title."""
+    """What the parser says of a flag that is unknown, missing or without its value, below its
+    title.
+    """
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)  # on a terminal it has colours
     lines = [line.strip(" │╭╰─╮╯") for line in plain.splitlines()]
     title, *said = [line for line in lines if line and "full helptext" not in line]
@@ -259,10 +345,14 @@ def _sentence_in(box: str) -> str:
 
 
 def _check_lists(args_class: type, argv: list[str]) -> None:
-    """Raise UsageError where a flag that takes several texts stands there twice, which loses the first, or bare."""
+    """Raise UsageError where a flag that takes several texts stands there twice, which loses the
+    first, or bare.
+    """
     words = [word.split("=")[0] for word in argv]
     bare = {word for word, after in pairwise([*argv, "--"]) if after[:2] == "--"}
-    for flag in (flag_of(name) for name, kind in kinds_of(args_class).items() if kind == tuple[str, ...]):
+    for flag in (
+        flag_of(name) for name, kind in kinds_of(args_class).items() if kind == tuple[str, ...]
+    ):
         if words.count(flag) > 1:
             raise UsageError(f"{flag} is there twice: put all that it says behind one of them")
         if flag in bare:
@@ -271,15 +361,18 @@ def _check_lists(args_class: type, argv: list[str]) -> None:
 
 def _with_table(message: str, args: Any) -> str:
     """A refusal, and where flags in it come from that nobody has typed."""
-    entry = args.tuned_entry(args.env) if getattr(args, "tuned", False) and not args.resume else None
+    entry = (
+        args.tuned_entry(args.env) if getattr(args, "tuned", False) and not args.resume else None
+    )
     if entry and any(flag_of(name) in message for name in entry.flags):
         return f"{message} (flags that were tuned come from {entry}; --no-tuned leaves them out)"
     return message
 
 
 def _with_defaults(args_class: type, argv: list[str]) -> tuple[type, Any]:
-    """The class of flags for the place of the environment and the recipe, and those that explicit ones override: the
-    flags of the run that these continue, else those that were tuned for the environment; None without any.
+    """The class of flags for the place of the environment and the recipe, and those that explicit
+    ones override: the flags of the run that these continue, else those that were tuned for the
+    environment; None without any.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for flag in ("--env", "--recipe", "--resume", "--run-dir", *map(flag_of, PARAMS)):
@@ -290,7 +383,9 @@ def _with_defaults(args_class: type, argv: list[str]) -> tuple[type, Any]:
     goes_on = given.resume_or_start and given.run_dir and is_run(given.run_dir)
     resumed = given.resume or (given.run_dir if goes_on else "")
     config = read_config(resumed) if resumed else {"args": {}}
-    env, recipe = [getattr(given, name) or config["args"].get(name, "") for name in ("env", "recipe")]
+    env, recipe = [
+        getattr(given, name) or config["args"].get(name, "") for name in ("env", "recipe")
+    ]
     args_class = args_class.at(env, recipe)
     if resumed:
         algorithms = [script.stem for script in args_class.scripts()]
@@ -304,7 +399,8 @@ def _with_defaults(args_class: type, argv: list[str]) -> tuple[type, Any]:
         if entry is None:
             return args_class, None
         flags = entry.flags | {"env": env, "tuned": True}
-    defaults = object.__new__(args_class)  # not checked: explicit flags may replace what will not do
+    # Not checked: explicit flags may replace what will not do
+    defaults = object.__new__(args_class)
     vars(defaults).update(defaults_of(args_class) | flags)
     return args_class, defaults
 
@@ -318,17 +414,23 @@ def help_text(args_class: type, defaults: Any, program: str | None) -> str:
     """What --help prints; `defaults` are those of a run that is resumed, or tuned ones, or None."""
     width = min(max(shutil.get_terminal_size().columns - 1, 50), 119)
     layout = partial(_HelpFormatter, max_help_position=27, width=width)
-    usage, about = "%(prog)s [--FLAG VALUE ...]", inspect.getdoc(args_class)
-    parser = argparse.ArgumentParser(program or sys.argv[0], usage, about, formatter_class=layout, add_help=False)
+    usage = "%(prog)s [--FLAG VALUE ...]"
+    about = inspect.getdoc(args_class)
+    parser = argparse.ArgumentParser(
+        program or sys.argv[0], usage, about, formatter_class=layout, add_help=False
+    )
     titles, texts = read_code(args_class)
     groups: dict[str, Any] = {}
     for name, kind in kinds_of(args_class).items():
-        title, text = titles.get(name, "more"), " ".join(texts.get(name, "").split())
+        title = titles.get(name, "more")
+        text = " ".join(texts.get(name, "").split())
         text = _with_default(text, getattr(defaults or args_class, name, None))
         groups[title] = groups.get(title) or parser.add_argument_group(title)
-        flag, value = flag_of(name), {"metavar": metavar_of(kind)}
+        flag = flag_of(name)
+        value = {"metavar": metavar_of(kind)}
         if kind is bool:
-            flag, value = f"--[no-]{flag[2:]}", {"action": "store_true"}
+            flag = f"--[no-]{flag[2:]}"
+            value = {"action": "store_true"}
         groups[title].add_argument(flag, help=text.replace("%", "%%"), **value)
     return parser.format_help().rstrip()
 
@@ -337,10 +439,14 @@ FLAG = r'^    (?:# (.+)|(\w+): .+(?:\n    """((?:.|\n)*?)""")?)'  # or the title
 
 
 def read_code(args_class: type) -> tuple[dict[str, str], dict[str, str]]:
-    """Group and text of each flag, from the code of its class, or of a base where that says nothing."""
-    titles, texts = {}, {}
+    """Group and text of each flag, from the code of its class, or of a base where that says
+    nothing.
+    """
+    titles = {}
+    texts = {}
     for part in filter(dataclasses.is_dataclass, args_class.__mro__):
-        source, title = "", ""
+        source = ""
+        title = ""
         with suppress(OSError, TypeError):  # it was typed into a console
             source = inspect.getsource(part)
         for new_title, name, text in re.findall(FLAG, source, re.MULTILINE):
@@ -355,4 +461,6 @@ def _with_default(text: str, default: Any) -> str:
     if default is False or default in (None, "", ()):
         return text
     shown = printable(" ".join(map(str, default)) if isinstance(default, tuple) else default)
-    return re.sub(r" \(default[^)]*\)", "", text) + f" (default: {'on' if default is True else shown})"
+    return (
+        re.sub(r" \(default[^)]*\)", "", text) + f" (default: {'on' if default is True else shown})"
+    )

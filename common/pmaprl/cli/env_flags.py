@@ -1,7 +1,9 @@
-"""Environments on the command line: their names, `--env-params`, and values that are lists or random draws.
+"""Environments on the command line: their names, `--env-params`, and values that are lists or
+random draws.
 
-A bare id is gymnax's, `suite:id` another suite's, `package.module:factory` a user's own. Draws and lists, such as
-`log:1e-4:1e-2` and `3e-4,1e-3`, stand for parameters of environments and for flags of a population's members.
+A bare id is gymnax's, `suite:id` another suite's, `package.module:factory` a user's own. Draws and
+lists, such as `log:1e-4:1e-2` and `3e-4,1e-3`, stand for parameters of environments and for flags
+of a population's members.
 """
 
 import json
@@ -30,7 +32,9 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def is_custom(name: str) -> bool:
-    """Whether `name` refers to a user's own code, as `package.module:factory` and `gymnasium:module:id` do."""
+    """Whether `name` refers to a user's own code, as `package.module:factory` and
+    `gymnasium:module:id` do.
+    """
     return ":" in split_name(name)[1]
 
 
@@ -39,13 +43,16 @@ def steps_on_host(name: str) -> bool:
 
 
 FORMS = "log:LOW:HIGH, uniform:LOW:HIGH (the lower first) or choice:A,B,..."
-PREFIX = "env."  # of a parameter of the environment in which members of a population differ, as in env.gravity
+# Of a parameter of the environment in which members of a population differ, as in env.gravity
+PREFIX = "env."
 DRAWS = "log:", "uniform:", "choice:"  # beginnings of texts that say what is drawn
 DIGITS = 6  # of a drawn value: as many as one types to train a member alone
 
 
 class Draw(NamedTuple):
-    """What a member draws for a flag, or an episode for a parameter of its environment; or values to go through."""
+    """What a member draws for a flag, or an episode for a parameter of its environment; or values
+    to go through.
+    """
 
     kind: str  # log, uniform or choice; empty: nothing is drawn
     values: tuple[float, ...]  # lowest and highest, or all that there are
@@ -64,7 +71,9 @@ def rounded(value: float) -> float:
 
 
 def read_draw(what: str, text: str) -> Draw:
-    """A draw, or values, from a text. Raises UsageError, naming `what` it is, where it has no such form."""
+    """A draw, or values, from a text. Raises UsageError, naming `what` it is, where it has no such
+    form.
+    """
     if ":" not in text:
         return Draw("", _numbers(what, text, ","))
     kind, _, rest = text.partition(":")
@@ -89,7 +98,9 @@ def _numbers(what: str, text: str, between: str) -> tuple[float, ...]:
 
 
 def _refuse_constant(name: str) -> None:
-    """Refuse NaN and Infinity, which Python's JSON has and no parameter can be: NaN counts as true, and so on."""
+    """Refuse NaN and Infinity, which Python's JSON has and no parameter can be: NaN counts as true,
+    and so on.
+    """
     raise ValueError(f"{name} is no number in JSON")
 
 
@@ -100,23 +111,29 @@ def read_params(env_params: str, flag: str = "--env-params") -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{flag} {shortened(repr(env_params))} is not JSON: {error}") from error
     if not isinstance(params, dict):
-        raise UsageError(f"{flag} {shortened(repr(env_params))} must be a JSON object such as '{{\"name\": 1.0}}'")
+        raise UsageError(
+            f"{flag} {shortened(repr(env_params))} must be a JSON object such as "
+            f"'{{\"name\": 1.0}}'"
+        )
     return params
 
 
 PLAIN = r"\w([\w ,+=-]|\.(?![^\W\d]))*|"  # a word of a setting; a file, a module or a URL has more
 DRAWN = r"(log|uniform|choice):[0-9.eE+:,-]*"
-NAMES_OF_CODE = "path|file|dir|url|uri|module|import|entry|spec|xml|rom|lib|plugin|wrapper|class|env_?id|whole"
+NAMES_OF_CODE = (
+    "path|file|dir|url|uri|module|import|entry|spec|xml|rom|lib|plugin|wrapper|class|env_?id|whole"
+)
 """Parts of the names of arguments whose texts suites may take for files, modules or addresses."""
 
 
 def named_by_text(env: str, env_params: str) -> str:
-    """The first parameter whose text could name a file, code or an address, of an environment's parameters as a run
-    has stored them; "" where there is none.
+    """The first parameter whose text could name a file, code or an address, of an environment's
+    parameters as a run has stored them; "" where there is none.
 
     Args:
       env: name of the environment. Of a user's own nobody knows what it does with a text.
-      env_params: JSON object, as behind --env-params; what is none has no such parameter, and is refused later.
+      env_params: JSON object, as behind --env-params; what is none has no such parameter, and is
+          refused later.
     """
     with suppress(UsageError):
         for name, value in read_params(env_params).items():
@@ -125,21 +142,31 @@ def named_by_text(env: str, env_params: str) -> str:
                 return name
             if not all(_is_setting(env, text) for text in texts):
                 return name
-            if texts and steps_on_host(env) and any(re.search(NAMES_OF_CODE, key, re.IGNORECASE) for key in keys):
+            if (
+                texts
+                and steps_on_host(env)
+                and any(re.search(NAMES_OF_CODE, key, re.IGNORECASE) for key in keys)
+            ):
                 return name
     return ""
 
 
 def _is_setting(env: str, text: str) -> bool:
-    """Tell if a text is nothing but a word of a setting, or a draw where environments know draws."""
+    """Tell if a text is nothing but a word of a setting, or a draw where environments know
+    draws.
+    """
     if not steps_on_host(env) and re.fullmatch(DRAWN, text):
         return True
     return not is_custom(env) and re.fullmatch(PLAIN, text) is not None
 
 
 def _keys_and_texts(name: str, value: Any) -> tuple[list[str], list[str]]:
-    """All keys in a value of JSON that has this name, its own among them, and all texts, to which inner keys belong."""
-    keys, texts, waiting = [name], [], [value]
+    """All keys in a value of JSON that has this name, its own among them, and all texts, to which
+    inner keys belong.
+    """
+    keys = [name]
+    texts = []
+    waiting = [value]
     while waiting:
         part = waiting.pop()
         if isinstance(part, str):
@@ -154,7 +181,13 @@ def _keys_and_texts(name: str, value: Any) -> tuple[list[str], list[str]]:
 
 
 def as_flags(member: Mapping[str, Any], env_params: str) -> dict[str, Any]:
-    """What members differ in as flags for one of them alone, whose `--env-params` are otherwise these."""
-    own = {name.removeprefix(PREFIX): value for name, value in member.items() if name.startswith(PREFIX)}
+    """What members differ in as flags for one of them alone, whose `--env-params` are otherwise
+    these.
+    """
+    own = {
+        name.removeprefix(PREFIX): value
+        for name, value in member.items()
+        if name.startswith(PREFIX)
+    }
     flags = {name: value for name, value in member.items() if not name.startswith(PREFIX)}
     return flags | ({"env_params": json.dumps(read_params(env_params) | own)} if own else {})

@@ -6,10 +6,12 @@ LONGEST = 4_000  # characters of an error
 
 
 def printable(text: object) -> str:
-    """A text on one line, without what a terminal would obey: it may come from another's run directory.
+    """A text on one line, without what a terminal would obey: it may come from another's run
+    directory.
 
-    Characters of control, and those that turn the direction of writing, become `\\x1b` and the like; line ends and
-    tabulators become spaces. All that is printed, drawn or raised and has something of a run in it goes through here.
+    Characters of control, and those that turn the direction of writing, become `\\x1b` and the
+    like; line ends and tabulators become spaces. All that is printed, drawn or raised and has
+    something of a run in it goes through here.
     """
     text = str(text)
     return text if text.isprintable() else "".join(map(_visible, text))
@@ -41,16 +43,23 @@ class TrainingError(RuntimeError):
 
 
 class ProcessEnded(RuntimeError):
-    """One of several processes cannot go on: a command ends there at once, without waiting for the others."""
+    """One of several processes cannot go on: a command ends there at once, without waiting for the
+    others.
+    """
 
     def __init__(self, message: str, code: int, grace: float):
-        """`code` is the exit code; until a command ends it leaves the others `grace` seconds to end by themselves."""
+        """`code` is the exit code; until a command ends it leaves the others `grace` seconds to end
+        by themselves.
+        """
         super().__init__(message)
-        self.code, self.grace = code, grace
+        self.code = code
+        self.grace = grace
 
 
 class FailedEnvError(RuntimeError):
-    """An environment gave what cannot be used, or nothing at all; one that is made anew may do better."""
+    """An environment gave what cannot be used, or nothing at all; one that is made anew may do
+    better.
+    """
 
 
 def shortened(text: str) -> str:

@@ -1,4 +1,6 @@
-"""Files that are written whole or not at all, `config.json`, and the tables of tuned flags and recipes."""
+"""Files that are written whole or not at all, `config.json`, and the tables of tuned flags and
+recipes.
+"""
 
 import dataclasses
 import fnmatch
@@ -20,11 +22,15 @@ ALGOS = PACKAGE / "algos" if (PACKAGE / "algos" / "ppo_pmap.py").exists() else R
 
 
 def check_target(path: Path, *endings: str) -> None:
-    """Raise UsageError, before the work, where no file can be at `path`, or its name has none of the `endings`."""
+    """Raise UsageError, before the work, where no file can be at `path`, or its name has none of
+    the `endings`.
+    """
     if os.path.exists(path) and not os.path.isfile(path):
         raise UsageError(f"{path} is not a file: it cannot be replaced by one")
     if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{path} cannot be written: {path.parent} is no folder that one may write to")
+        raise UsageError(
+            f"{path} cannot be written: {path.parent} is no folder that one may write to"
+        )
     if endings and path.suffix not in endings:
         raise UsageError(f"{path} must end in {' or '.join(endings)}")
     with writing(path), suppress(FileNotFoundError):
@@ -42,8 +48,9 @@ def writing(what: str | Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, with the same suffix, that takes its place once it is written; of a symbolic
-    link, the place of what it leads to. Raises UsageError where it cannot be written.
+    """A temporary path beside `path`, with the same suffix, that takes its place once it is
+    written; of a symbolic link, the place of what it leads to. Raises UsageError where it cannot be
+    written.
     """
     with writing(path), in_one_step(Path(os.path.realpath(path))) as temporary:
         yield temporary
@@ -85,7 +92,8 @@ def write_json(path: Path, value: Any) -> None:
         temporary.write_text(json.dumps(value, indent=2) + "\n")
 
 
-NAME, KIT = "config.json", "pmaprl"
+NAME = "config.json"
+KIT = "pmaprl"
 
 
 def is_run(run_dir: str | Path) -> bool:
@@ -94,7 +102,9 @@ def is_run(run_dir: str | Path) -> bool:
 
 
 def is_of_kit(run_dir: str | Path) -> bool:
-    """Whether a run of this kit has written the `config.json` there. Raises UsageError where that is of no run."""
+    """Whether a run of this kit has written the `config.json` there. Raises UsageError where that
+    is of no run.
+    """
     versions = read_config(run_dir).get("versions")
     return isinstance(versions, dict) and KIT in versions
 
@@ -102,8 +112,12 @@ def is_of_kit(run_dir: str | Path) -> bool:
 def defaults_of(args_class: type) -> dict[str, Any]:
     """What flags are where nobody says it, without those that have to be said."""
     fields = dataclasses.fields(args_class)
-    made = {field.name: field.default_factory() for field in fields if callable(field.default_factory)}
-    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING} | made
+    made = {
+        field.name: field.default_factory() for field in fields if callable(field.default_factory)
+    }
+    return {
+        field.name: field.default for field in fields if field.default is not dataclasses.MISSING
+    } | made
 
 
 def read_config(run_dir: str | Path) -> dict[str, Any]:
@@ -121,15 +135,31 @@ def read_config(run_dir: str | Path) -> dict[str, Any]:
     return config
 
 
-TEXTS = "env", "env_params", "eval_env_params", "init_from", "recipe", "vectorization", "distributed"
-"""Flags that are texts, read from `config.json` before an algorithm's class of flags checks them all."""
+TEXTS = (
+    "env",
+    "env_params",
+    "eval_env_params",
+    "init_from",
+    "recipe",
+    "vectorization",
+    "distributed",
+)
+"""Flags that are texts, read from `config.json` before an algorithm's class of flags checks them
+all.
+"""
 MOST_AGENTS = 10_000  # of a run; `Members` are at most as many
 
 
 def _wrong_in(config: dict[str, Any]) -> str:
-    """Name what is missing in a `config.json`, or is of another type than readers rely on; empty where nothing is."""
+    """Name what is missing in a `config.json`, or is of another type than readers rely on; empty
+    where nothing is.
+    """
     args = config.get("args")
-    if not isinstance(args, dict) or "env" not in args or not isinstance(config.get("algorithm"), str):
+    if (
+        not isinstance(args, dict)
+        or "env" not in args
+        or not isinstance(config.get("algorithm"), str)
+    ):
         return "flags and algorithm"
     if not str(config.get("script", "")).isprintable():
         return "path of its algorithm"
@@ -137,12 +167,18 @@ def _wrong_in(config: dict[str, Any]) -> str:
     numbers = {name: args[name] for name in ("seed", "num_seeds") if name in args}
     if odd := [name for name, value in texts.items() if not isinstance(value, str)]:
         return f"text for {odd[0]}"
-    if odd := [name for name, value in numbers.items() if type(value) is not int or abs(value) > 2**63]:
+    if odd := [
+        name for name, value in numbers.items() if type(value) is not int or abs(value) > 2**63
+    ]:
         return f"whole number for {odd[0]}"
     if not 1 <= args.get("num_seeds", 1) <= MOST_AGENTS:
         return f"num_seeds of at least 1 and at most {MOST_AGENTS:,}"
     members = config.get("members", [])
-    if not isinstance(members, list) or len(members) > MOST_AGENTS or not all(_is_member(x, args) for x in members):
+    if (
+        not isinstance(members, list)
+        or len(members) > MOST_AGENTS
+        or not all(_is_member(x, args) for x in members)
+    ):
         return "flags of members"
     if not isinstance(config.get("versions", {}), dict):
         return "versions"
@@ -150,7 +186,9 @@ def _wrong_in(config: dict[str, Any]) -> str:
 
 
 def _is_member(flags: Any, args: dict[str, Any]) -> bool:
-    """Tell if these are the flags by which a member differs from others: its seed, and numbers for numbers."""
+    """Tell if these are the flags by which a member differs from others: its seed, and numbers for
+    numbers.
+    """
     if not isinstance(flags, dict) or type(flags.get("seed")) is not int:
         return False
     pairs = [(value, args.get(name)) for name, value in flags.items()]
@@ -158,20 +196,31 @@ def _is_member(flags: Any, args: dict[str, Any]) -> bool:
 
 
 def _has_other_bytes(env_spec: Any) -> bool:
-    """Tell if observations have bytes whose bounds are not 0 and 255, but which a run divided by 255 as all were once.
+    """Tell if observations have bytes whose bounds are not 0 and 255, but which a run divided by
+    255 as all were once.
 
     Runs of versions that look at bounds say what their --byte-max is.
     """
 
     def has_other(space: Any, dtype: Any) -> bool:
-        if isinstance(space, dict) and isinstance(space.get("parts"), dict) and isinstance(dtype, dict):
+        if (
+            isinstance(space, dict)
+            and isinstance(space.get("parts"), dict)
+            and isinstance(dtype, dict)
+        ):
             return any(has_other(part, dtype.get(name)) for name, part in space["parts"].items())
-        if isinstance(space, dict) and isinstance(space.get("parts"), list) and isinstance(dtype, list):
+        if (
+            isinstance(space, dict)
+            and isinstance(space.get("parts"), list)
+            and isinstance(dtype, list)
+        ):
             return any(map(has_other, space["parts"], dtype))
         is_box = isinstance(space, dict) and space.get("type") == "Box" and dtype == "uint8"
         return is_box and (space.get("low"), space.get("high")) != (0.0, 255.0)
 
-    return isinstance(env_spec, dict) and has_other(env_spec.get("observation_space"), env_spec.get("obs_dtype"))
+    return isinstance(env_spec, dict) and has_other(
+        env_spec.get("observation_space"), env_spec.get("obs_dtype")
+    )
 
 
 class Entry(NamedTuple):
@@ -185,10 +234,12 @@ class Entry(NamedTuple):
         return f"{Path(*self.path.parts[-3:])} for {self.pattern}"
 
 
-def find_entry(script: Path, folder: str, name: str, known: set[str], are_all_known: bool = True) -> Entry | None:
-    """What the file in a `folder` beside an algorithm's `script` has for `name`: by that very name, else by the first
-    pattern. Raises UsageError where the file will not do, or has other than the `known` flags; unless all of them have
-    to be known, those are left out.
+def find_entry(
+    script: Path, folder: str, name: str, known: set[str], are_all_known: bool = True
+) -> Entry | None:
+    """What the file in a `folder` beside an algorithm's `script` has for `name`: by that very name,
+    else by the first pattern. Raises UsageError where the file will not do, or has other than the
+    `known` flags; unless all of them have to be known, those are left out.
     """
     path = script.parent / folder / f"{script.stem}.toml"
     if not path.exists():
@@ -198,11 +249,16 @@ def find_entry(script: Path, folder: str, name: str, known: set[str], are_all_kn
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if outside := [name for name, table in tables.items() if not isinstance(table, dict)]:
-        raise UsageError(f'{path}: {outside[0]} stands outside of every table, such as ["CartPole-v1"]')
+        raise UsageError(
+            f'{path}: {outside[0]} stands outside of every table, such as ["CartPole-v1"]'
+        )
     pattern = fitting(tables, name.removeprefix("gymnax:"))
     if pattern is None:
         return None
-    flags = {flag: tuple(value) if isinstance(value, list) else value for flag, value in tables[pattern].items()}
+    flags = {
+        flag: tuple(value) if isinstance(value, list) else value
+        for flag, value in tables[pattern].items()
+    }
     if not are_all_known:
         flags = {flag: value for flag, value in flags.items() if flag in known}
     if unknown := sorted(flags.keys() - known):
@@ -211,7 +267,9 @@ def find_entry(script: Path, folder: str, name: str, known: set[str], are_all_kn
 
 
 def fitting(tables: Collection[str], name: str) -> str | None:
-    """The key of `tables` for `name`: by that very name, else by the first pattern that fits; commas part patterns."""
+    """The key of `tables` for `name`: by that very name, else by the first pattern that fits;
+    commas part patterns.
+    """
     keys = {pattern.strip(): key for key in tables for pattern in key.split(",")}
     matching = (key for pattern, key in keys.items() if fnmatch.fnmatchcase(name, pattern))
     return keys[name] if name in keys else next(matching, None)

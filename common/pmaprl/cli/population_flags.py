@@ -1,4 +1,6 @@
-"""Flags of populations: agents trained together that may differ in their flags, and population-based training."""
+"""Flags of populations: agents trained together that may differ in their flags, and
+population-based training.
+"""
 
 import itertools
 import math
@@ -23,7 +25,8 @@ from pmaprl.cli.errors import UsageError, shortened
 from pmaprl.cli.run_flags import Members, RunArgs
 
 MAX_AGENTS = 10_000  # agents, whose metrics are one line
-MIN_COMPLEMENT = 1e-6  # that changes leave of what is missing to 1: single precision tells it from nothing
+# That changes leave of what is missing to 1: single precision tells it from nothing
+MIN_COMPLEMENT = 1e-6
 
 
 def clipped(number: float, low: float, high: float) -> float:
@@ -32,7 +35,9 @@ def clipped(number: float, low: float, high: float) -> float:
 
 
 class Rules(NamedTuple):
-    """How members exchange weights and change hyper-parameters; all but the first three are constants."""
+    """How members exchange weights and change hyper-parameters; all but the first three are
+    constants.
+    """
 
     window: int  # newest episodes whose mean is the objective
     ways: dict[str, str]  # how each flag changes, see `Swept.by`
@@ -43,7 +48,9 @@ class Rules(NamedTuple):
     reset_rate: float = 0.01  # of the changes that go back to the given value
 
     def factors_of(self, name: str) -> tuple[float, float]:
-        """Lowest and highest factor by which a value, or what is missing to 1, is multiplied or divided."""
+        """Lowest and highest factor by which a value, or what is missing to 1, is multiplied or
+        divided.
+        """
         return (1.01, 1.2) if self.ways.get(name) == "complement" else (1.1, 1.5)
 
     def can_change(self, name: str, value: float | None) -> bool:
@@ -51,7 +58,9 @@ class Rules(NamedTuple):
         return value not in (None, 0, 1 if self.ways.get(name) == "complement" else 0)
 
     def moved(self, name: str, value: Any, factor: Any, clip: Callable = clipped) -> Any:
-        """`value` after a change by the `factor`; where they are arrays, with a `clip` for those."""
+        """`value` after a change by the `factor`; where they are arrays, with a `clip` for
+        those.
+        """
         way = self.ways.get(name)
         if way == "complement":
             return 1 - clip((1 - value) * factor, MIN_COMPLEMENT, 1.0)
@@ -92,7 +101,11 @@ class PbtArgs(RunArgs):
     @property
     def fixed(self) -> tuple[str, ...]:
         of_env = ["env_params"] * any(name.startswith(PREFIX) for name in self.swept)
-        deciding = [x for x in (*sweepable(type(self)), "lr_schedule", "autotune") if self.pbt and hasattr(self, x)]
+        deciding = [
+            x
+            for x in (*sweepable(type(self)), "lr_schedule", "autotune")
+            if self.pbt and hasattr(self, x)
+        ]
         return (*super().fixed, "population", "sweep", *of_env, "pbt", "pbt_evolve", *deciding)
 
     @property
@@ -106,7 +119,10 @@ class PbtArgs(RunArgs):
                 told = "is one word: leave the quotes off, a word for each flag"
                 raise UsageError(f"--sweep {shortened(repr(word))} {told}")
             if not text:
-                raise UsageError(f"--sweep {shortened(repr(word))} is not of the form NAME=A,B,... or NAME={FORMS}")
+                raise UsageError(
+                    f"--sweep {shortened(repr(word))} is not of the form NAME=A,B,... or "
+                    f"NAME={FORMS}"
+                )
             self._check_sweepable("--sweep", name)
             if name in found:
                 raise UsageError(f"--sweep has {name} twice")
@@ -115,7 +131,10 @@ class PbtArgs(RunArgs):
 
     @property
     def num_agents(self) -> int:
-        return self.population or math.prod(len(sweep.values) for sweep in self.swept.values()) * self.num_seeds
+        return (
+            self.population
+            or math.prod(len(sweep.values) for sweep in self.swept.values()) * self.num_seeds
+        )
 
     @property
     def is_population(self) -> bool:
@@ -123,32 +142,48 @@ class PbtArgs(RunArgs):
 
     @property
     def members(self) -> Members:
-        seeds = [self.seed + index % (self.population or self.num_seeds) for index in range(self.num_agents)]
+        seeds = [
+            self.seed + index % (self.population or self.num_seeds)
+            for index in range(self.num_agents)
+        ]
         swept = self.swept
         if self.population:  # a flag draws the same whatever others are swept
             streams = {name: Random(f"{self.seed} {name}") for name in swept}
-            values = {name: [draw.draw(streams[name]) for _ in seeds] for name, draw in swept.items()}
+            values = {
+                name: [draw.draw(streams[name]) for _ in seeds] for name, draw in swept.items()
+            }
         else:  # all combinations, each for as many seeds; the last flag changes first
             product = itertools.product(*(sweep.values for sweep in swept.values()))
             rows = [row for row in product for _ in range(self.num_seeds)]
             values = {name: [row[index] for row in rows] for index, name in enumerate(swept)}
         for name, given in self.evolving.items() if self.pbt else ():
-            random, rules = Random(f"{self.seed} {name} at first"), self.rules
-            factors = ((random.uniform(*rules.factors_of(name)), random.random() < 0.5) for _ in seeds)
-            moved = [rounded(rules.moved(name, given, factor if up else 1 / factor)) for factor, up in factors]
+            random = Random(f"{self.seed} {name} at first")
+            rules = self.rules
+            factors = (
+                (random.uniform(*rules.factors_of(name)), random.random() < 0.5) for _ in seeds
+            )
+            moved = [
+                rounded(rules.moved(name, given, factor if up else 1 / factor))
+                for factor, up in factors
+            ]
             values.setdefault(name, moved)
         for name in values if self.pbt else ():
             values[name][0] = getattr(self, name)  # of the control
         return Members(seeds, values)
 
     def values_of(self, name: str) -> list[Any]:
-        """A flag's value, or those that --sweep gives members; evolution begins near those, within all limits."""
+        """A flag's value, or those that --sweep gives members; evolution begins near those, within
+        all limits.
+        """
         return super().values_of(name) if name in self.swept else [getattr(self, name)]
 
     @property
     def rules(self) -> Rules:
-        ways, kinds = sweepable(type(self)), kinds_of(type(self))
-        return Rules(self.pbt_window, ways, {name: limits_of(note_of(kinds[name], Bounds)) for name in ways})
+        ways = sweepable(type(self))
+        kinds = kinds_of(type(self))
+        return Rules(
+            self.pbt_window, ways, {name: limits_of(note_of(kinds[name], Bounds)) for name in ways}
+        )
 
     @property
     def exchange_interval(self) -> int:
@@ -159,7 +194,11 @@ class PbtArgs(RunArgs):
     @property
     def evolving(self) -> dict[str, float]:
         """The flags that change, and their values on the command line."""
-        able = [name for name in sweepable(type(self)) if self.rules.can_change(name, getattr(self, name))]
+        able = [
+            name
+            for name in sweepable(type(self))
+            if self.rules.can_change(name, getattr(self, name))
+        ]
         possible = [name for name in able if name not in self._inert]
         return {name: getattr(self, name) for name in (self.pbt_evolve or self.swept or possible)}
 
@@ -175,17 +214,27 @@ class PbtArgs(RunArgs):
         super().__post_init__()
         for name, sweep in self.swept.items():
             if sweep.kind and not self.population:
-                raise UsageError(f"--sweep {name} draws, and needs --population N: so many members draw their values")
+                raise UsageError(
+                    f"--sweep {name} draws, and needs --population N: so many members draw "
+                    "their values"
+                )
             if self.population and not sweep.kind:
                 example = f"{name}=choice:A,B,..."
-                raise UsageError(f"--sweep {name}: with --population members draw from values, as in {example}")
+                raise UsageError(
+                    f"--sweep {name}: with --population members draw from values, as in {example}"
+                )
             if not name.startswith(PREFIX):  # the environment checks those
                 bounds = note_of(kinds_of(type(self))[name], Bounds)
                 check_bounds(f"--sweep {name}: {flag_of(name)}", sweep.values, bounds)
         if self.population and self.num_seeds > 1:
-            raise UsageError("--population says how many agents there are, each with a seed: leave out --num-seeds")
+            raise UsageError(
+                "--population says how many agents there are, each with a seed: leave out "
+                "--num-seeds"
+            )
         if self.num_agents > MAX_AGENTS:
-            raise UsageError(f"at most {MAX_AGENTS:,} agents can be trained together, not {self.num_agents:,}")
+            raise UsageError(
+                f"at most {MAX_AGENTS:,} agents can be trained together, not {self.num_agents:,}"
+            )
         self.pbt_evolve = tuple(name.replace("-", "_") for name in self.pbt_evolve)
         for name in self.pbt_evolve:
             self._check_sweepable("--pbt-evolve", name)
@@ -194,23 +243,42 @@ class PbtArgs(RunArgs):
         self.check_needed("pbt_evolve pbt_start pbt_interval pbt_window", "pbt")
 
     def _check_sweepable(self, flag: str, name: str) -> None:
-        """Raise UsageError where members cannot differ in it; of the environment's parameters only itself knows."""
+        """Raise UsageError where members cannot differ in it; of the environment's parameters only
+        itself knows.
+        """
         if name not in sweepable(type(self)) and not name.startswith(PREFIX):
-            known = f"{', '.join(sweepable(type(self)))} only, or in {PREFIX}NAME, a number of the environment"
+            known = (
+                f"{', '.join(sweepable(type(self)))} only, or in {PREFIX}NAME, a number "
+                "of the environment"
+            )
             others = kinds_of(type(self)).keys() - {"env", "sweep", "population", "num_seeds"}
             word = flag_of(name) if name in others else ""
-            loop = f"; for {word} run one after another: for x in A B; do python ... {word} $x; done" if word else ""
+            loop = (
+                f"; for {word} run one after another: for x in A B; do python ... {word} $x; done"
+                if word
+                else ""
+            )
             raise UsageError(f"{flag} {shortened(name)}: members may differ in {known}{loop}")
 
     def _check_evolution(self) -> None:
         if self.population < 2:
-            raise UsageError(f"--pbt needs a --population of 2 or more members, not {self.population}")
+            raise UsageError(
+                f"--pbt needs a --population of 2 or more members, not {self.population}"
+            )
         for name in (*self.pbt_evolve, *self.swept):
             if name.startswith(PREFIX):
-                raise UsageError(f"--pbt compares the returns of members, which {name} changes: leave it out")
+                raise UsageError(
+                    f"--pbt compares the returns of members, which {name} changes: leave it out"
+                )
         for name in (*self.swept, *self.evolving):
             value = getattr(self, name)
             if name in self._inert & self.evolving.keys():
-                raise UsageError(f"{name} cannot evolve with these flags: a change in the middle of a run does nothing")
+                raise UsageError(
+                    f"{name} cannot evolve with these flags: a change in the middle of a run "
+                    "does nothing"
+                )
             if value is None or name in self.evolving and not self.rules.can_change(name, value):
-                raise UsageError(f"{flag_of(name)} {value} cannot evolve, as multiples of it are no other numbers")
+                raise UsageError(
+                    f"{flag_of(name)} {value} cannot evolve, as multiples of it are no other "
+                    "numbers"
+                )

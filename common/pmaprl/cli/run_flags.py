@@ -1,4 +1,6 @@
-"""Flags that every algorithm shares, and the ways to make flags: from a table of tuned ones, or from a run."""
+"""Flags that every algorithm shares, and the ways to make flags: from a table of tuned ones, or
+from a run.
+"""
 
 import copy
 import dataclasses
@@ -29,10 +31,26 @@ from pmaprl.cli.env_flags import is_custom, named_by_text
 from pmaprl.cli.errors import UsageError, shortened
 from pmaprl.cli.files import ALGOS, Entry, find_entry, read_config
 
-ONE_TIME = ("resume", "run_dir", "init_from", "overwrite", "stop_after", "max_seconds", "benchmark", "quiet")
+ONE_TIME = (
+    "resume",
+    "run_dir",
+    "init_from",
+    "overwrite",
+    "stop_after",
+    "max_seconds",
+    "benchmark",
+    "quiet",
+)
 ONE_TIME += ("resume_or_start", "list_envs", "tuned", "distributed")
 """Flags of one invocation, not taken over by --resume."""
-MEANING = ("activation", "image_scale", "weight_norm", "squash_log_std", "log_std_min", "critic_limit")
+MEANING = (
+    "activation",
+    "image_scale",
+    "weight_norm",
+    "squash_log_std",
+    "log_std_min",
+    "critic_limit",
+)
 MEANING += (
     "byte_max",
     "distribution",
@@ -48,7 +66,9 @@ def optional_word(metavar: str, bare: str) -> Any:
     def read(words: list[str]) -> str:
         return " ".join(words) or bare
 
-    return Annotated[str, PrimitiveConstructorSpec("*", f"[{metavar}]", read, lambda value: True, lambda x: [x])]
+    return Annotated[
+        str, PrimitiveConstructorSpec("*", f"[{metavar}]", read, lambda value: True, lambda x: [x])
+    ]
 
 
 Suite = optional_word("SUITE", bare="all")
@@ -56,14 +76,18 @@ Meeting = optional_word("HOST:PORT,ID/COUNT", bare="auto")
 
 
 def read_meeting(text: str) -> tuple[str, int, int]:
-    """What a --distributed HOST:PORT,ID/COUNT says: the address of process 0, the number of processes, which it is."""
+    """What a --distributed HOST:PORT,ID/COUNT says: the address of process 0, the number of
+    processes, which it is.
+    """
     flag = f"--distributed {shortened(text)}"
     found = re.fullmatch(r"(.+):([0-9]{1,5}),([0-9]{1,9})/([0-9]{1,9})", text)
     host, port, own, count = (found[1], *map(int, found.groups()[1:])) if found else ("", 0, 0, 0)
     if not 0 < port < 2**16:
         raise UsageError(f"{flag} is not of the form HOST:PORT,ID/COUNT, such as 10.0.0.1:1234,0/2")
     if not own < count <= MAX_PROCESSES:
-        raise UsageError(f"{flag}: the last ID is COUNT - 1, and COUNT is at most {MAX_PROCESSES:,}")
+        raise UsageError(
+            f"{flag}: the last ID is COUNT - 1, and COUNT is at most {MAX_PROCESSES:,}"
+        )
     return f"{host}:{port}", count, own
 
 
@@ -77,8 +101,10 @@ class Members(NamedTuple):
 class ArgsFactory:
     """The ways to make the flags of an algorithm other than by naming each."""
 
-    tuned_like: ClassVar[str] = ""  # algorithm of the kit whose tuned flags and recipes serve a file without its own
-    variant: ClassVar[str] = ""  # what stands behind an environment's name in algos/tuned/, of flags of a recipe
+    # Algorithm of the kit whose tuned flags and recipes serve a file without its own
+    tuned_like: ClassVar[str] = ""
+    # What stands behind an environment's name in algos/tuned/, of flags of a recipe
+    variant: ClassVar[str] = ""
 
     @classmethod
     def at(cls, env: str = "", recipe: str = "") -> type:
@@ -90,7 +116,9 @@ class ArgsFactory:
         """The flags that were tuned for `env`, if there are any, changed by `overrides`."""
         args_class = cls.at(env, overrides.get("recipe", ""))
         entry = args_class.tuned_entry(env)
-        return args_class(**(entry.flags | {"tuned": True} if entry else {}) | {"env": env} | overrides)
+        return args_class(
+            **(entry.flags | {"tuned": True} if entry else {}) | {"env": env} | overrides
+        )
 
     @classmethod
     def from_run(cls, run_dir: str | Path, **overrides: Any):
@@ -105,7 +133,8 @@ class ArgsFactory:
 
     @classmethod
     def tuned_entry(cls, env: str) -> Entry | None:
-        """Find what was tuned for `env`, in the table beside the algorithm's file or beside the one it was copied from.
+        """Find what was tuned for `env`, in the table beside the algorithm's file or beside the one
+        it was copied from.
 
         Raises UsageError where its own table has flags or values that the algorithm does not take.
         """
@@ -120,7 +149,8 @@ class ArgsFactory:
 
     @classmethod
     def entry_in(cls, folder: str, name: str, known: set[str]) -> Entry | None:
-        """Find the table for `name` in a `folder` beside the files with these flags, else beside those of the kit.
+        """Find the table for `name` in a `folder` beside the files with these flags, else beside
+        those of the kit.
 
         Of the latter only the `known` flags are taken: a copy of an algorithm may have lost some.
         """
@@ -131,12 +161,22 @@ class ArgsFactory:
 
     @classmethod
     def stored_flags(cls, run_dir: str | Path, **overrides: Any) -> dict[str, Any]:
-        """As `from_run`, as a dictionary: neither values are checked nor whether this algorithm has made the run."""
-        known, stored = cls.lasting_flags(), read_config(run_dir)["args"]
+        """As `from_run`, as a dictionary: neither values are checked nor whether this algorithm has
+        made the run.
+        """
+        known = cls.lasting_flags()
+        stored = read_config(run_dir)["args"]
         if is_custom(stored["env"]) and "env" not in overrides:
-            raise UsageError(f"{run_dir} was trained on your own environment: name it again, --env {stored['env']}")
+            raise UsageError(
+                f"{run_dir} was trained on your own environment: name it again, --env "
+                f"{stored['env']}"
+            )
         check_params_of_run(run_dir, stored, overrides)
-        kept = {name: tuple(x) if isinstance(x, list) else x for name, x in stored.items() if name in known}
+        kept = {
+            name: tuple(x) if isinstance(x, list) else x
+            for name, x in stored.items()
+            if name in known
+        }
         return kept | overrides | {"resume": str(run_dir), "run_dir": str(run_dir)}
 
     @classmethod
@@ -146,7 +186,9 @@ class ArgsFactory:
 
     @classmethod
     def scripts(cls) -> list[Path]:
-        """The files with these flags: where they and those that they derive from are defined, and the one that runs."""
+        """The files with these flags: where they and those that they derive from are defined, and
+        the one that runs.
+        """
         names = [*(base.__module__ for base in cls.__mro__), "__main__"]
         files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
         return [Path(file).resolve() for file in files if file]
@@ -154,23 +196,34 @@ class ArgsFactory:
 
 @dataclass(kw_only=True)
 class RunArgs(ArgsFactory):
-    """Flags of every algorithm. Sizes and intervals count environment steps over all devices together."""
+    """Flags of every algorithm. Sizes and intervals count environment steps over all devices
+    together.
+    """
 
-    # Intervals where no flag names one, in a run that is not long: see common/pmaprl/runs/intervals.py
+    # Intervals where no flag names one, in a run that is not long: see
+    # common/pmaprl/runs/intervals.py
     least_log_interval: ClassVar[int] = 10_000
     least_eval_interval: ClassVar[int] = 100_000  # and that of checkpoints
-    processes: ClassVar[int] = 1  # of the run, each with the same command, as far as is known: see `among`
-    coordinator, process_id = "", -1  # where they meet, and which one this is, if --distributed says it
+    # Of the run, each with the same command, as far as is known: see `among`
+    processes: ClassVar[int] = 1
+    coordinator = ""  # where they meet, and which one this is, if --distributed says it
+    process_id = -1
     sharding = "pmap"  # a flag of environments on the devices
 
     # environment
     env: str
     env_params: str = ""
-    """Change parameters of the environment: a JSON object, such as '{"max_steps_in_episode": 200}'."""
+    """Change parameters of the environment: a JSON object, such as '{"max_steps_in_episode":
+    200}'.
+    """
     byte_max: Annotated[int, Bounds(at_least=0, at_most=255)] = 0
-    """Largest value of bytes in observations, by which they are divided for networks; 0: the bound of their space."""
+    """Largest value of bytes in observations, by which they are divided for networks; 0: the bound
+    of their space.
+    """
     tuned: bool = False
-    """Start from the flags tuned for this environment in algos/tuned/, if there are any (default: on)."""
+    """Start from the flags tuned for this environment in algos/tuned/, if there are any (default:
+    on).
+    """
     list_envs: Suite = ""
     """List the environments, or those of one suite, and train nothing."""
 
@@ -182,7 +235,9 @@ class RunArgs(ArgsFactory):
     run_dir: str = ""
     """Directory of the run (default: runs/<env>__<algo>__<seed>__<time>)."""
     resume: str = ""
-    """Continue the run in this directory exactly, with its flags; flags given here override them."""
+    """Continue the run in this directory exactly, with its flags; flags given here override
+    them.
+    """
     resume_or_start: bool = False
     """Continue the run in --run-dir, or start it if there is none (for requeued cluster jobs)."""
     init_from: str = ""
@@ -196,32 +251,41 @@ class RunArgs(ArgsFactory):
     """Stop, saved and resumable, after this many seconds, but not before some training is done; 0:
     off."""
     stop_at_return: Finite | None = None
-    """End training once an evaluation reaches this return (mean over seeds, best member of a population)."""
+    """End training once an evaluation reaches this return (mean over seeds, best member of a
+    population).
+    """
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the hidden layers; parameters, losses and optimiser stay float32."""
     benchmark: bool = False
-    """Measure the speed only: no run directory, evaluation or checkpoint, and one line of JSON at the end."""
+    """Measure the speed only: no run directory, evaluation or checkpoint, and one line of JSON at
+    the end.
+    """
 
     # evaluation and checkpoints
     eval_interval: StepsOrZero | None = None
-    """Environment steps between greedy evaluations; 0: at the end only; None: 100,000 (5,000 with a replay buffer), in
-    long runs a hundredth of the run."""
+    """Environment steps between greedy evaluations; 0: at the end only; None: 100,000 (5,000 with a
+    replay buffer), in long runs a hundredth of the run.
+    """
     eval_episodes: Count = 128
     """Episodes per evaluation."""
     checkpoint_interval: StepsOrZero | None = None
-    """Environment steps between checkpoints; 0: at the end only; None: chosen as for evaluations."""
+    """Environment steps between checkpoints; 0: at the end only; None: chosen as for
+    evaluations.
+    """
     keep_checkpoints: CountOrZero = 5
     """Newest checkpoints to keep; 0: all."""
     keep_best: bool = False
-    """Save every state that is evaluated, and keep the one with the best evaluation (mean over seeds, best member of a
-    population) beside the newest."""
+    """Save every state that is evaluated, and keep the one with the best evaluation (mean over
+    seeds, best member of a population) beside the newest.
+    """
     gif: bool = False
     """Draw an episode with the final policy: policy.gif in the run directory."""
 
     # logging
     log_interval: Steps | None = None
-    """Environment steps between rows of the log; None: 10,000 (1,000 with a replay buffer), in long runs a 500th of
-    the run, and on an accelerator at least eight updates."""
+    """Environment steps between rows of the log; None: 10,000 (1,000 with a replay buffer), in long
+    runs a 500th of the run, and on an accelerator at least eight updates.
+    """
     log_info: tuple[str, ...] = ()
     """Log these entries of the environment's info: ENTRY as a mean, or ENTRY_sum, ENTRY_max,
     ENTRY_min, ENTRY_last."""
@@ -231,7 +295,9 @@ class RunArgs(ArgsFactory):
     """Log to Weights & Biases, as its variables WANDB_PROJECT (default: pmaprl), WANDB_RUN_GROUP,
     WANDB_NAME ... say."""
     log_each: bool = False
-    """Log every seed and member to TensorBoard and Weights & Biases too, beside their mean, or median and best."""
+    """Log every seed and member to TensorBoard and Weights & Biases too, beside their mean, or
+    median and best.
+    """
     quiet: bool = False
     """Print nothing but warnings and errors."""
 
@@ -243,7 +309,9 @@ class RunArgs(ArgsFactory):
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        """Flags that a resumed run keeps, as it does its batch; kl-adaptive has moved the learning rate."""
+        """Flags that a resumed run keeps, as it does its batch; kl-adaptive has moved the learning
+        rate.
+        """
         adaptive = getattr(self, "lr_schedule", "") == "kl-adaptive"
         own = [name for name in ("recipe", "learning_starts", *MEANING) if name in vars(self)]
         return ("seed", *own, *["learning_rate"] * adaptive)
@@ -256,7 +324,10 @@ class RunArgs(ArgsFactory):
     def flags_of_members(self) -> list[dict[str, Any]]:
         """The flags by which agents differ, as for a run of each alone."""
         seeds, hyper = self.members
-        return [{"seed": seed} | {name: x[member] for name, x in hyper.items()} for member, seed in enumerate(seeds)]
+        return [
+            {"seed": seed} | {name: x[member] for name, x in hyper.items()}
+            for member, seed in enumerate(seeds)
+        ]
 
     def values_of(self, name: str) -> list[Any]:
         """A flag's value, or those of all members where they differ in it."""
@@ -264,7 +335,9 @@ class RunArgs(ArgsFactory):
 
     @property
     def envs_per_update(self) -> int:
-        """Environments that an update takes `num_steps` steps of; each has a ring of the replay buffer."""
+        """Environments that an update takes `num_steps` steps of; each has a ring of the replay
+        buffer.
+        """
         return self.num_envs
 
     @property
@@ -277,7 +350,10 @@ class RunArgs(ArgsFactory):
         size = self.steps_per_update
         updates = -(-self.total_timesteps // size)
         if size > LARGEST or updates > LARGEST:
-            raise UsageError(f"--total-timesteps {self.total_timesteps:,}: at most {LARGEST:,} updates can be counted")
+            raise UsageError(
+                f"--total-timesteps {self.total_timesteps:,}: at most {LARGEST:,} updates "
+                "can be counted"
+            )
         return updates
 
     @property
@@ -290,10 +366,15 @@ class RunArgs(ArgsFactory):
         envs = f"{self.num_envs} envs ({self.num_envs // self.sharing(num_devices)} per device)"
         if self.num_steps == 1:
             return [f"{envs}, {self.num_updates:,} steps of each"]
-        return [f"{envs} x {self.num_steps} steps = {self.steps_per_update:,} per update, {self.num_updates:,} updates"]
+        return [
+            f"{envs} x {self.num_steps} steps = {self.steps_per_update:,} per update, "
+            f"{self.num_updates:,} updates"
+        ]
 
     def sharing(self, num_devices: int) -> int:
-        """How many of the devices, or of a process's learner devices, share the environments of an agent."""
+        """How many of the devices, or of a process's learner devices, share the environments of an
+        agent.
+        """
         return 1 if self.sharding == "members" else num_devices
 
     def among(self, count: int):
@@ -310,31 +391,53 @@ class RunArgs(ArgsFactory):
         if self.seed > (most := max(LARGEST - self.num_agents, 0)):
             raise UsageError(f"--seed must be at most {most:,}, got {self.seed:,}")
         if self.resume and self.init_from and not self.resume_or_start:
-            raise UsageError("--resume continues a run and --init-from starts one: give only one of them")
+            raise UsageError(
+                "--resume continues a run and --init-from starts one: give only one of them"
+            )
         if self.resume_or_start and not self.run_dir:
             raise UsageError("--resume-or-start needs --run-dir: where the run is, or is to be")
         if self.overwrite and (going_on := self.non_default("resume_or_start resume")):
-            raise UsageError(f"--overwrite would delete what {going_on[0]} continues: give only one of them")
+            raise UsageError(
+                f"--overwrite would delete what {going_on[0]} continues: give only one of them"
+            )
         keeping = self.non_default("resume run_dir tensorboard wandb keep_best gif stop_at_return")
         if self.benchmark and keeping:
-            raise UsageError(f"--benchmark keeps and evaluates nothing: leave out {', '.join(keeping)}")
+            raise UsageError(
+                f"--benchmark keeps and evaluates nothing: leave out {', '.join(keeping)}"
+            )
         if self.log_each and not (self.tensorboard or self.wandb):
-            raise UsageError("--log-each needs --tensorboard or --wandb: metrics.jsonl has every seed anyway")
+            raise UsageError(
+                "--log-each needs --tensorboard or --wandb: metrics.jsonl has every seed anyway"
+            )
         if self.stop_at_return is not None and self.eval_interval == 0:
-            raise UsageError("--stop-at-return needs evaluations on the way, and with --eval-interval 0 there are none")
+            raise UsageError(
+                "--stop-at-return needs evaluations on the way, and with --eval-interval 0 "
+                "there are none"
+            )
         if self.resume and self.run_dir != self.resume:
-            raise UsageError(f"--resume {self.resume} goes on where it is; in Python: Args.from_run({self.resume!r})")
+            raise UsageError(
+                f"--resume {self.resume} goes on where it is; in Python: "
+                f"Args.from_run({self.resume!r})"
+            )
 
     def non_default(self, names: str) -> list[str]:
-        """Those of the named flags, if the algorithm has them, that do not have their default; as they are typed."""
-        given = [name for name in names.split() if getattr(self, name, None) != getattr(type(self), name, None)]
+        """Those of the named flags, if the algorithm has them, that do not have their default; as
+        they are typed.
+        """
+        given = [
+            name
+            for name in names.split()
+            if getattr(self, name, None) != getattr(type(self), name, None)
+        ]
         return list(map(flag_of, given))
 
     def check_needed(self, names: str, of: str, *values: str) -> None:
-        """Raise UsageError for a flag of `names` that does nothing, as the one called `of` has none of the `values`, or
-        without `values` is a switch that is off.
+        """Raise UsageError for a flag of `names` that does nothing, as the one called `of` has none
+        of the `values`, or without `values` is a switch that is off.
         """
-        given = self.non_default(names) + [flag_of(name) for name in names.split() if name in self.members.hyper]
+        given = self.non_default(names) + [
+            flag_of(name) for name in names.split() if name in self.members.hyper
+        ]
         if given and getattr(self, of) not in (values or (True,)):
             what = f" {' or '.join(values)}, it is {getattr(self, of)}" if values else ""
             raise UsageError(f"{given[0]} needs {flag_of(of)}{what}")
@@ -344,8 +447,11 @@ LONGEST_VALUE = 300  # characters
 PARAMS = "env_params", "eval_env_params"
 
 
-def check_params_of_run(run_dir: str | Path, stored: dict[str, Any], given: Iterable[str] = (), flag: str = "") -> None:
-    """Raise UsageError where the flags that a run has stored name files or code that its environment would load.
+def check_params_of_run(
+    run_dir: str | Path, stored: dict[str, Any], given: Iterable[str] = (), flag: str = ""
+) -> None:
+    """Raise UsageError where the flags that a run has stored name files or code that its
+    environment would load.
 
     Nobody but the user names those.
 
@@ -358,7 +464,10 @@ def check_params_of_run(run_dir: str | Path, stored: dict[str, Any], given: Iter
     for name in PARAMS:
         text = stored.get(name, "")
         if name not in given and (odd := named_by_text(stored["env"], text)):
-            why = f"says {flag_of(name)} {shortened(text)}, where {shortened(odd)!r} may name a file or code"
+            why = (
+                f"says {flag_of(name)} {shortened(text)}, where {shortened(odd)!r} may "
+                "name a file or code"
+            )
             again = f"{flag or flag_of(name)} {shlex.quote(text)}"
             raise UsageError(f"{run_dir} {why}: if you trust that, name it again, {again}")
 
@@ -384,7 +493,10 @@ def flag_words(flags: dict[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(flag_of(name if value else f"no_{name}"))
         else:
-            words += [flag_of(name), *map(str, value if isinstance(value, tuple | list) else (value,))]
+            words += [
+                flag_of(name),
+                *map(str, value if isinstance(value, tuple | list) else (value,)),
+            ]
     return words
 
 

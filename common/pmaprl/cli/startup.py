@@ -1,4 +1,6 @@
-"""Interrupts while a command imports what it needs: they end it without a traceback, as later in `parse`."""
+"""Interrupts while a command imports what it needs: they end it without a traceback, as later in
+`parse`.
+"""
 
 import os
 import signal
@@ -25,12 +27,15 @@ def end_at_interrupts() -> bool:
 
 def is_command_of(package: str) -> bool:
     """Tell if this process is `python -m PACKAGE.COMMAND`."""
-    return any(word == "-m" and name.startswith(f"{package}.") for word, name in pairwise(sys.orig_argv))
+    return any(
+        word == "-m" and name.startswith(f"{package}.") for word, name in pairwise(sys.orig_argv)
+    )
 
 
 @contextmanager
 def imports_of_a_script() -> Iterator[None]:
-    """Let an interrupt end the process during imports that its script has asked for: an algorithm's file, run.
+    """Let an interrupt end the process during imports that its script has asked for: an algorithm's
+    file, run.
 
     A program or a notebook that imports an algorithm keeps its interrupts.
     """
@@ -44,7 +49,8 @@ def imports_of_a_script() -> Iterator[None]:
 
 def _importer() -> str:
     """The file that imports the module which is being imported."""
-    frame, files = sys._getframe(1), [__file__]
+    frame = sys._getframe(1)
+    files = [__file__]
     while frame and len(files) < 3:  # this one, the module, the file that imports it
         file = frame.f_code.co_filename
         if not file.startswith("<frozen") and "contextlib" not in file and file != files[-1]:

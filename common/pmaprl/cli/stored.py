@@ -1,8 +1,9 @@
-"""Files of a run directory, which may come from a stranger: what is opened there, and JSON that is read from there.
+"""Files of a run directory, which may come from a stranger: what is opened there, and JSON that is
+read from there.
 
-A file is opened where it is a regular one with a single link, has no more bytes than such a file can
-have, and lies in the directory itself: no name below the directory is followed through a link. The
-directory itself may be reached through links.
+A file is opened where it is a regular one with a single link, has no more bytes than such a file
+can have, and lies in the directory itself: no name below the directory is followed through a link.
+The directory itself may be reached through links.
 """
 
 import json
@@ -21,7 +22,8 @@ LARGE = 2**33  # bytes of a file that is read line by line
 DEEPEST = 64  # lists and objects inside each other, in JSON
 MOST_FILES = 1_000_000  # below a folder
 NOWHERE = FileNotFoundError, NotADirectoryError
-ANYWHERE = getattr(os, "O_NONBLOCK", 0) | os.O_CLOEXEC  # a pipe that nobody writes to is not waited for
+# A pipe that nobody writes to is not waited for
+ANYWHERE = getattr(os, "O_NONBLOCK", 0) | os.O_CLOEXEC
 
 
 def descriptor_of(folder: Path, name: str, flags: int = os.O_RDONLY, most: int = SMALL) -> int:
@@ -61,17 +63,23 @@ def descriptor_of(folder: Path, name: str, flags: int = os.O_RDONLY, most: int =
 
 
 def check_regular(path: Path, found: os.stat_result, most: int = SMALL) -> None:
-    """Raise UsageError unless a file of a run is a regular one with one link and at most so many bytes."""
+    """Raise UsageError unless a file of a run is a regular one with one link and at most so many
+    bytes.
+    """
     copying = "copy the run by cp -rL, and name the copy"
     if stat.S_ISLNK(found.st_mode):
-        raise UsageError(f"{path} is a symbolic link, which is not followed in a run directory: {copying}")
+        raise UsageError(
+            f"{path} is a symbolic link, which is not followed in a run directory: {copying}"
+        )
     if not stat.S_ISREG(found.st_mode):
         raise UsageError(f"{path} is not a regular file: delete it")
     if found.st_nlink > 1:
         links = f"{path} is the same file as {found.st_nlink - 1} elsewhere (a hard link)"
         raise UsageError(f"{links}, which a run would change too: {copying}")
     if found.st_size > most:
-        raise UsageError(f"{path} has {found.st_size:,} bytes, and at most {most:,} are read: it is damaged")
+        raise UsageError(
+            f"{path} has {found.st_size:,} bytes, and at most {most:,} are read: it is damaged"
+        )
 
 
 @contextmanager
@@ -91,8 +99,9 @@ def read_bytes(folder: Path, name: str) -> bytes:
 def read_json(folder: Path, name: str) -> Any:
     """The value in a file of JSON in a run directory.
 
-    Returns None where there is no such file, or a damaged one: what is cut off, is not UTF-8, or has more than DEEPEST
-    lists and objects inside each other. Raises UsageError where the file is none of a run, as `descriptor_of` does.
+    Returns None where there is no such file, or a damaged one: what is cut off, is not UTF-8, or
+    has more than DEEPEST lists and objects inside each other. Raises UsageError where the file is
+    none of a run, as `descriptor_of` does.
     """
     try:
         text = read_bytes(folder, name).decode()
@@ -116,7 +125,9 @@ def _is_flat(value: Any) -> bool:
 
 
 def entries_of(folder: Path) -> list[Path]:
-    """The paths in a folder of a run; none where it is not there. Raises UsageError where it is a link."""
+    """The paths in a folder of a run; none where it is not there. Raises UsageError where it is a
+    link.
+    """
     refuse_link(folder)
     try:
         return list(folder.iterdir())
@@ -127,8 +138,8 @@ def entries_of(folder: Path) -> list[Path]:
 def size_of_tree(folder: Path, most: int) -> int:
     """The bytes of all files below a folder of a run.
 
-    Raises UsageError where one is none of a run, as `descriptor_of` does, has over `most` bytes, or is a link to
-    another folder, and where there are too many.
+    Raises UsageError where one is none of a run, as `descriptor_of` does, has over `most` bytes, or
+    is a link to another folder, and where there are too many.
     """
     refuse_link(folder)
     waiting = [folder]
@@ -149,7 +160,9 @@ def size_of_tree(folder: Path, most: int) -> int:
 
 
 def _refuse_odd(path: Path) -> None:
-    """Raise UsageError where a device, a pipe or a link is at `path`: to open one may do something."""
+    """Raise UsageError where a device, a pipe or a link is at `path`: to open one may do
+    something.
+    """
     try:
         check_regular(path, os.lstat(path), most=sys.maxsize)
     except NOWHERE:
@@ -159,4 +172,6 @@ def _refuse_odd(path: Path) -> None:
 def refuse_link(folder: Path) -> None:
     if os.path.islink(folder):
         moving = "move the run as a whole, and link its directory"
-        raise UsageError(f"{folder} is a symbolic link, which is not followed in a run directory: {moving}")
+        raise UsageError(
+            f"{folder} is a symbolic link, which is not followed in a run directory: {moving}"
+        )

@@ -1,17 +1,20 @@
 """One order for the collectives of a program, which XLA's runtime for CPUs does not keep by itself.
 
-That runtime starts an operation as soon as its operands are there, and only makes sure that collectives of one sequence
-begin in the order of the program. A loop counts as begun as long as it runs. So a collective behind a loop of
-collectives that needs nothing of it runs beside it, earlier on one device and later on another. The threads are just
-enough for one collective at a time (all devices wait in it, each with a thread): with two under way, each device waits
-in another one and no thread is left to go on with, until XLA ends the process after 40 seconds. Where there are more
-threads, two collectives of one kind may meet and exchange each other's numbers, as JAX gives all of them one channel.
+That runtime starts an operation as soon as its operands are there, and only makes sure that
+collectives of one sequence begin in the order of the program. A loop counts as begun as long as it
+runs. So a collective behind a loop of collectives that needs nothing of it runs beside it, earlier
+on one device and later on another. The threads are just enough for one collective at a time (all
+devices wait in it, each with a thread): with two under way, each device waits in another one and no
+thread is left to go on with, until XLA ends the process after 40 seconds. Where there are more
+threads, two collectives of one kind may meet and exchange each other's numbers, as JAX gives all of
+them one channel.
 
-`in_one_order` makes this impossible. It takes the program as JAX has traced it, and passes a flag from every collective
-to the next one, through loops and branches: the operand of each depends on the result of the one before it. XLA has to
-keep to that, whatever its passes and its scheduler do, as it cannot know that the flag is false on every device. A
-device is then in one collective at most, in the same one as all others or in none, and while one device is in none, a
-thread is left for it. Tests look for this order in what XLA has compiled.
+`in_one_order` makes this impossible. It takes the program as JAX has traced it, and passes a flag
+from every collective to the next one, through loops and branches: the operand of each depends on
+the result of the one before it. XLA has to keep to that, whatever its passes and its scheduler do,
+as it cannot know that the flag is false on every device. A device is then in one collective at
+most, in the same one as all others or in none, and while one device is in none, a thread is left
+for it. Tests look for this order in what XLA has compiled.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +30,8 @@ Results = tuple[list[Any], jax.Array]
 
 
 def in_one_order(program: Callable, devices: list[jax.Device], axis_name: str) -> Callable:
-    """Give `program` the same results with its collectives one after another, where `devices` are several CPUs.
+    """Give `program` the same results with its collectives one after another, where `devices` are
+    several CPUs.
 
     Args:
         program: What each device of the axis runs, under `pmap` or `shard_map`.
@@ -83,7 +87,9 @@ def _collective(operation: JaxprEqn, operands: list[Any], never: jax.Array) -> R
     """Exchange `operands` one by one, each behind the one before it."""
     if len(operands) > 1:
         results = []
-        for source, target, operand in zip(operation.invars, operation.outvars, operands, strict=True):
+        for source, target, operand in zip(
+            operation.invars, operation.outvars, operands, strict=True
+        ):
             alone = operation.replace(invars=[source], outvars=[target])
             (result,), never = _collective(alone, [operand], never)
             results.append(result)
@@ -111,7 +117,9 @@ def _scan(params: dict[str, Any], operands: list[Any], never: jax.Array) -> Resu
     return [*carry, *outputs], never
 
 
-def _operands_of_scan(params: dict[str, Any], operands: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+def _operands_of_scan(
+    params: dict[str, Any], operands: list[Any]
+) -> tuple[list[Any], list[Any], list[Any]]:
     """Constants, carry and inputs of a scan."""
     if "ft_in" in params:  # from JAX 0.11 on
         constants, carry, inputs = map(list, params["ft_in"].update(operands).unpack())
@@ -122,8 +130,11 @@ def _operands_of_scan(params: dict[str, Any], operands: list[Any]) -> tuple[list
 
 
 def _while(params: dict[str, Any], operands: list[Any], never: jax.Array) -> Results:
-    start, end = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    of_test, of_step, carry = operands[:start], operands[start:end], operands[end:]
+    start = params["cond_nconsts"]
+    end = params["cond_nconsts"] + params["body_nconsts"]
+    of_test = operands[:start]
+    of_step = operands[start:end]
+    carry = operands[end:]
 
     def test(never: jax.Array, carry: list) -> tuple[jax.Array, jax.Array]:
         (goes_on,), never = _run(params["cond_jaxpr"], [*of_test, *carry], never)
@@ -141,7 +152,9 @@ def _while(params: dict[str, Any], operands: list[Any], never: jax.Array) -> Res
         never, carry = step(*state[1:])
         return *test(never, carry), carry
 
-    _, never, carry = jax.lax.while_loop(lambda x: x[0], step_and_test, (*test(never, carry), carry))
+    _, never, carry = jax.lax.while_loop(
+        lambda x: x[0], step_and_test, (*test(never, carry), carry)
+    )
     return carry, never
 
 
@@ -165,11 +178,16 @@ def _bind(operation: JaxprEqn, operands: list[Any]) -> list[Any]:
 
 
 def _communicates(jaxpr: Jaxpr) -> bool:
-    return any(_is_collective(x) or any(_communicates(y.jaxpr) for y in _programs_of(x)) for x in jaxpr.eqns)
+    return any(
+        _is_collective(x) or any(_communicates(y.jaxpr) for y in _programs_of(x))
+        for x in jaxpr.eqns
+    )
 
 
 def _is_collective(operation: JaxprEqn) -> bool:
-    """Tell whether devices exchange something: an operation over axes with names, and with an operand."""
+    """Tell whether devices exchange something: an operation over axes with names, and with an
+    operand.
+    """
     axes = operation.params.get("axes", operation.params.get("axis_name", ()))
     names = axes if isinstance(axes, tuple | list) else (axes,)
     return bool(operation.invars) and any(isinstance(name, str) for name in names)

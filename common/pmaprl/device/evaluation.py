@@ -1,4 +1,6 @@
-"""Evaluation on the device: one episode in each of a fixed set of environments, all of them in parallel."""
+"""Evaluation on the device: one episode in each of a fixed set of environments, all of them in
+parallel.
+"""
 
 from collections.abc import Callable
 
@@ -17,25 +19,33 @@ SEED = 20_250_101  # the same episodes for every run, seed and evaluation
 
 
 def episode_keys(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The keys of an episode that begins with `key`: of its reset, of its steps, and of the actions in them.
+    """The keys of an episode that begins with `key`: of its reset, of its steps, and of the actions
+    in them.
 
-    Step number t folds t into the latter two. `fold_in(key, t)` itself is a key that the reset may split off `key` too.
+    Step number t folds t into the latter two. `fold_in(key, t)` itself is a key that the reset may
+    split off `key` too.
     """
     return tuple(jax.random.split(key, 3))
 
 
-def run_episodes(env: Env, player: Player | Callable, num_episodes: int, seed: int | jax.Array = SEED) -> Episodes:
-    """This device's `num_episodes` episodes: how each begins depends on the `seed` and on its global index only."""
+def run_episodes(
+    env: Env, player: Player | Callable, num_episodes: int, seed: int | jax.Array = SEED
+) -> Episodes:
+    """This device's `num_episodes` episodes: how each begins depends on the `seed` and on its
+    global index only.
+    """
     return play_episodes(env, player, keys_of(jax.random.key(seed), num_episodes))
 
 
 def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episodes:
-    """One episode from each of `keys` [E], by `player`, of whatever `Player.of` takes; of `env.max_steps` at most.
+    """One episode from each of `keys` [E], by `player`, of whatever `Player.of` takes; of
+    `env.max_steps` at most.
 
-    The length of an episode is NaN where the player had to act without a legal action, and infinite where it was shown
-    what its space rules out, see `fault_of`.
+    The length of an episode is NaN where the player had to act without a legal action, and infinite
+    where it was shown what its space rules out, see `fault_of`.
     """
-    player, num_episodes = Player.of(player), keys.shape[0]
+    player = Player.of(player)
+    num_episodes = keys.shape[0]
     reset_keys, step_keys, act_keys = jax.vmap(episode_keys)(keys)
     obs, env_state = jax.vmap(env.reset)(reset_keys)
     zeros = jnp.zeros(num_episodes)
@@ -46,8 +56,12 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
 
     def step(carry):
         time, env_state, seen, memory, done, episodes = carry
-        action, memory = player.act(seen, memory, jax.vmap(jax.random.fold_in, (0, None))(act_keys, time))
-        out = step_envs(env, jax.vmap(jax.random.fold_in, (0, None))(step_keys, time), env_state, action)
+        action, memory = player.act(
+            seen, memory, jax.vmap(jax.random.fold_in, (0, None))(act_keys, time)
+        )
+        out = step_envs(
+            env, jax.vmap(jax.random.fold_in, (0, None))(step_keys, time), env_state, action
+        )
         counted = jnp.where(nothing_legal(seen.obs, env.action_space), jnp.nan, 1.0)
         counted = jnp.where(in_space(seen.obs, env.observation_space), counted, jnp.inf)
         earned = Episodes(jnp.where(done, 0.0, out.reward), jnp.where(done, 0.0, counted))
@@ -62,7 +76,9 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
 
 
 def fault_of(episodes: Episodes) -> str:
-    """Say why the `episodes`, host arrays, do not count, for the end of a sentence on their environment; else ""."""
+    """Say why the `episodes`, host arrays, do not count, for the end of a sentence on their
+    environment; else "".
+    """
     if np.isnan(episodes.length).any():
         return NO_LEGAL_ACTION
     return OUTSIDE if np.isinf(episodes.length).any() else ""

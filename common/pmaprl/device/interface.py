@@ -1,7 +1,8 @@
-"""What an algorithm is made of (pure functions of one agent on one device), and what the driver gives it.
+"""What an algorithm is made of (pure functions of one agent on one device), and what the driver
+gives it.
 
-The driver does the rest, once for all algorithms: keys and counters, schedules, environments, opponents, episodes,
-metrics, several seeds, members and devices.
+The driver does the rest, once for all algorithms: keys and counters, schedules, environments,
+opponents, episodes, metrics, several seeds, members and devices.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,39 +22,49 @@ SMALL_FINAL = 1024  # bytes of a final observation, with the memory of the polic
 
 
 class Flags(SimpleNamespace):
-    """The flags of one agent now: schedules are applied, and a member of a population finds its own values here.
+    """The flags of one agent now: schedules are applied, and a member of a population finds its own
+    values here.
 
-    These may be traced arrays []: take numbers of formulas from here, and shapes and branches from `args`.
+    These may be traced arrays []: take numbers of formulas from here, and shapes and branches from
+    `args`.
     """
 
 
 class OnPolicy(NamedTuple):
     """An algorithm that learns from rollouts.
 
-    A learner is a record with at least the fields `params` and `obs_stats`, all that `act` may read; `explore` may read
-    everything but fields whose names begin with `opt_state`. A policy with memory has `initial_memory`; then `explore`
-    and `act` take a `Seen` and its memory in place of observations, and return the memory after the step too.
+    A learner is a record with at least the fields `params` and `obs_stats`, all that `act` may
+    read; `explore` may read everything but fields whose names begin with `opt_state`. A policy with
+    memory has `initial_memory`; then `explore` and `act` take a `Seen` and its memory in place of
+    observations, and return the memory after the step too.
     """
 
     init: Callable  # key, flags -> learner
-    explore: Callable  # learner, observations [N, ...], noise [N, ...] -> actions [N, ...], extras of the rollout
+    # Learner, observations [N, ...], noise [N, ...] -> actions [N, ...], extras of the rollout
+    explore: Callable
     update: Callable  # learner, Rollout, Now -> learner, metrics
     act: Callable  # learner, observations [B, ...], key or None for the best -> actions [B, ...]
-    initial_memory: Callable | None = None  # number of environments N -> memory [N, ...] that `act` begins with
-    training_memory: Callable | None = None  # likewise of `explore`, where that carries more, such as the critic's
+    # Number of environments N -> memory [N, ...] that `act` begins with
+    initial_memory: Callable | None = None
+    # Likewise of `explore`, where that carries more, such as the critic's
+    training_memory: Callable | None = None
     wants_reward: bool = False  # whether actions depend on the last reward
-    limits: Mapping[str, tuple[float, float]] = {}  # by flag, what evolution keeps it within here: lowest and highest
-    cautions: Mapping[str, tuple[float, str]] = {}  # by metric, above which value a run warns once, and of what
+    # By flag, what evolution keeps it within here: lowest and highest
+    limits: Mapping[str, tuple[float, float]] = {}
+    # By metric, above which value a run warns once, and of what
+    cautions: Mapping[str, tuple[float, str]] = {}
 
 
 class OffPolicy(NamedTuple):
     """An algorithm that learns from a replay buffer, one gradient update at a time."""
 
     init: Callable  # key, flags -> learner
-    explore: Callable  # learner, observations [N, ...], noise [N, ...] -> actions as the buffer keeps them
+    # Learner, observations [N, ...], noise [N, ...] -> actions as the buffer keeps them
+    explore: Callable
     update: Callable  # learner, Transition [B, ...], Now -> learner, metrics
     act: Callable  # learner, observations [B, ...], key or None for the best -> actions [B, ...]
-    observe: Callable = lambda learner, transitions, valid: learner  # what a learner keeps of all that is stored
+    # What a learner keeps of all that is stored
+    observe: Callable = lambda learner, transitions, valid: learner
     initial_memory: None = None
     wants_reward: bool = False
     limits: Mapping[str, tuple[float, float]] = {}  # as above, as is this:
@@ -66,8 +77,10 @@ class Now(NamedTuple):
     hp: Flags
     updates: jax.Array  # [] updates done before; for `OffPolicy` gradient updates, with this one
     key: jax.Array | None = None  # of this update, the same on every device
-    minibatches: Callable | None = None  # epochs, minibatches -> indices [E, M, B] of this device's samples [T * N]
-    keys: tuple[jax.Array, jax.Array] = ()  # for `OffPolicy` two for each group of samples, see `noise_like`
+    # Epochs, minibatches -> indices [E, M, B] of this device's samples [T * N]
+    minibatches: Callable | None = None
+    # For `OffPolicy` two for each group of samples, see `noise_like`
+    keys: tuple[jax.Array, jax.Array] = ()
 
 
 class Rollout(NamedTuple):
@@ -82,9 +95,12 @@ class Rollout(NamedTuple):
     final_obs: Any  # true next observations; None where they stand in the step after
     last: Seen  # [N, ...] after the last step
     memory: Any  # [N, ...] carried into the first step, () without
-    own: jax.Array | None = None  # bool: components of actions that the policy chose itself; None is all of them
-    valid: jax.Array | None = None  # bool: False where an environment only reset itself; None is all steps
-    version: jax.Array | None = None  # updates behind the policy that acted, where that was not the newest
+    # Bool: components of actions that the policy chose itself; None is all of them
+    own: jax.Array | None = None
+    # Bool: False where an environment only reset itself; None is all steps
+    valid: jax.Array | None = None
+    # Updates behind the policy that acted, where that was not the newest
+    version: jax.Array | None = None
 
     @property
     def obs(self) -> Any:
@@ -96,21 +112,31 @@ class Rollout(NamedTuple):
         """The true next observation of every step, also where an episode ended."""
         if self.final_obs is not None:
             return self.final_obs
-        return jax.tree.map(lambda x, last: jnp.concatenate([x[1:], last[None]]), self.obs, self.last.obs)
+        return jax.tree.map(
+            lambda x, last: jnp.concatenate([x[1:], last[None]]), self.obs, self.last.obs
+        )
 
-    def next_values(self, value: jax.Array, value_of: Callable, last: Any = None, final: Any = None) -> jax.Array:
-        """The value [T, N] of the true next observation of every step, where its episode was not terminated.
+    def next_values(
+        self, value: jax.Array, value_of: Callable, last: Any = None, final: Any = None
+    ) -> jax.Array:
+        """The value [T, N] of the true next observation of every step, where its episode was not
+        terminated.
 
-        `value` [T, N] are those of the steps. `value_of` gives them for what is `last` [N, ...], after the rollout, and
-        for what was `final` [T, N, ...] where a time limit struck: observations, if nothing else is given. The latter
-        are computed N at a time, and not at all while no time limit strikes. On an accelerator those of all steps are
-        one pass, where they are small: a loop of unknown length asks the host, and keeps others out of CUDA graphs.
+        `value` [T, N] are those of the steps. `value_of` gives them for what is `last` [N, ...],
+        after the rollout, and for what was `final` [T, N, ...] where a time limit struck:
+        observations, if nothing else is given. The latter are computed N at a time, and not at all
+        while no time limit strikes. On an accelerator those of all steps are one pass, where they
+        are small: a loop of unknown length asks the host, and keeps others out of CUDA graphs.
         """
-        following = jnp.concatenate([value[1:], value_of(self.last.obs if last is None else last)[None]])
+        following = jnp.concatenate(
+            [value[1:], value_of(self.last.obs if last is None else last)[None]]
+        )
         if self.final_obs is None:  # it stands in the step after
             return following
         struck = self.truncated & ~self.terminated
-        final = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self.final_obs if final is None else final)
+        final = jax.tree.map(
+            lambda x: x.reshape(-1, *x.shape[2:]), self.final_obs if final is None else final
+        )
         if jax.default_backend() != "cpu" and size_of(final) <= SMALL_FINAL * value.size:
             return jnp.where(struck, value_of(final).reshape(value.shape), following)
         values = compute_where(
@@ -130,10 +156,13 @@ class Transition(NamedTuple):
     reward: jax.Array
     terminated: jax.Array  # not set by a time limit
     next_obs: Any  # the true next observation, also where a time limit struck
-    version: jax.Array | None = None  # updates behind the policy that acted, where that was not the newest
-    first: jax.Array | None = None  # whether an episode or rollout begins here, where n-step returns stop before it
+    # Updates behind the policy that acted, where that was not the newest
+    version: jax.Array | None = None
+    # Whether an episode or rollout begins here, where n-step returns stop before it
+    first: jax.Array | None = None
     discount: jax.Array | None = None  # of the value of `next_obs`, in a batch with n-step returns
-    discounted: jax.Array | None = None  # not kept: the discounted return so far, with --normalize-rewards
+    # Not kept: the discounted return so far, with --normalize-rewards
+    discounted: jax.Array | None = None
 
 
 class Actors(struct.PyTreeNode):

@@ -1,4 +1,6 @@
-"""Loops on the device: trees of arrays carried as one vector, so that a GPU gets one kernel for all of them."""
+"""Loops on the device: trees of arrays carried as one vector, so that a GPU gets one kernel for all
+of them.
+"""
 
 import math
 import operator
@@ -14,9 +16,11 @@ from flax import struct
 class Packed(struct.PyTreeNode):
     """The small arrays of a tree behind one another, and the others as they are."""
 
-    vector: jax.Array  # [K] floats where all are, else bits; behind the axes of the loops that collected it
+    # [K] floats where all are, else bits; behind the axes of the loops that collected it
+    vector: jax.Array
     others: tuple[jax.Array, ...]
-    layout: Any = struct.field(pytree_node=False)  # the tree's structure; shape and type of each array in the vector
+    # The tree's structure; shape and type of each array in the vector
+    layout: Any = struct.field(pytree_node=False)
 
     @classmethod
     def of(cls, tree: Any, largest: float = math.inf) -> "Packed":
@@ -25,9 +29,14 @@ class Packed(struct.PyTreeNode):
         small = [x.size <= largest and (x.dtype == bool or x.dtype.itemsize == 4) for x in arrays]
         inside = [x for x, is_small in zip(arrays, small, strict=True) if is_small]
         floats = all(x.dtype == jnp.float32 for x in inside)
-        vector = jnp.concatenate([(x if floats else _bits(x)).ravel() for x in inside] or [jnp.zeros(0)])
+        vector = jnp.concatenate(
+            [(x if floats else _bits(x)).ravel() for x in inside] or [jnp.zeros(0)]
+        )
         others = tuple(x for x, is_small in zip(arrays, small, strict=True) if not is_small)
-        shapes = tuple((x.shape, x.dtype) if is_small else None for x, is_small in zip(arrays, small, strict=True))
+        shapes = tuple(
+            (x.shape, x.dtype) if is_small else None
+            for x, is_small in zip(arrays, small, strict=True)
+        )
         return cls(vector, others, (structure, shapes))
 
     @property
@@ -48,11 +57,19 @@ def _shaped(part: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     part = part.reshape(*part.shape[:-1], *shape)
     if part.dtype == dtype:
         return part
-    return part.astype(bool) if jnp.issubdtype(dtype, bool) else jax.lax.bitcast_convert_type(part, dtype)
+    return (
+        part.astype(bool)
+        if jnp.issubdtype(dtype, bool)
+        else jax.lax.bitcast_convert_type(part, dtype)
+    )
 
 
-def light_scan(step: Callable, start: Any, inputs: Any, reverse: bool = False, on_cpu: int = 1) -> tuple[Any, Any]:
-    """`jax.lax.scan` of steps of few operations: `on_cpu` of them in one turn on a CPU, else 32, as launches cost."""
+def light_scan(
+    step: Callable, start: Any, inputs: Any, reverse: bool = False, on_cpu: int = 1
+) -> tuple[Any, Any]:
+    """`jax.lax.scan` of steps of few operations: `on_cpu` of them in one turn on a CPU, else 32, as
+    launches cost.
+    """
     unroll = on_cpu if jax.default_backend() == "cpu" else 32
     return jax.lax.scan(step, start, inputs, reverse=reverse, unroll=unroll)
 
@@ -62,11 +79,14 @@ def zeros_of(function: Callable, *args: Any) -> Any:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
 
 
-def repeat(step: Callable, state: Any, count: jax.Array, add: Callable = operator.add) -> tuple[Any, Any]:
-    """`state, new = step(index, state)` for every index below `count` []: the last state, and the sum of what was new.
+def repeat(
+    step: Callable, state: Any, count: jax.Array, add: Callable = operator.add
+) -> tuple[Any, Any]:
+    """`state, new = step(index, state)` for every index below `count` []: the last state, and the
+    sum of what was new.
 
-    `add` takes the sum so far, zeros at first, and what is new. `count` is traced: one executable serves every length,
-    and a resumed run executes the very same code.
+    `add` takes the sum so far, zeros at first, and what is new. `count` is traced: one executable
+    serves every length, and a resumed run executes the very same code.
     """
     step = jax.jit(step)  # traced once, although its shapes are asked for too
 

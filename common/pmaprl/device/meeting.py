@@ -590,7 +590,12 @@ def meet(address: str, process: int, count: int, run: dict[str, Any], timeout: f
             raise UsageError(f"{who}: {error}") from error
         raise
     bind_address = join_address(bind_host, coordinator_port) if bind_host else None
-    return Meeting(join_address(host, coordinator_port), bind_address, link, guard)
+    return Meeting(
+        coordinator=join_address(host, coordinator_port),
+        bind_address=bind_address,
+        _link=link,
+        _guard=guard,
+    )
 
 
 def _warn(text: str) -> None:

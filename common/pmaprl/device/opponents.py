@@ -1,6 +1,8 @@
-"""Who else acts in an environment: past policies in self-play, other members of a population as opponents or teammates.
+"""Who else acts in an environment: past policies in self-play, other members of a population as
+opponents or teammates.
 
-An opponent is a part of the environment, see `Env.against`; a teammate chooses some components of every action.
+An opponent is a part of the environment, see `Env.against`; a teammate chooses some components of
+every action.
 """
 
 from typing import Any
@@ -24,16 +26,21 @@ def first_past(args: Any, learner: Any) -> Any:
 
 
 def renewed_past(args: Any, run: RunState, learner: Any) -> Any:
-    """The past policies [P, ...]; every --opponent-interval updates that of now is the newest of them."""
+    """The past policies [P, ...]; every --opponent-interval updates that of now is the newest of
+    them.
+    """
     if args.opponent != "self":
         return ()
     turn, late = jnp.divmod(run.updates, args.opponent_interval)
-    replaced = (jnp.arange(PAST) == turn % PAST) & (late == 0) | (run.updates == 0)  # all of them at first
+    # All of them at first
+    replaced = (jnp.arange(PAST) == turn % PAST) & (late == 0) | (run.updates == 0)
     return jax.vmap(select, (0, None, 0))(replaced, acting_part(learner), run.past)
 
 
 def draw_other(args: Any, run: RunState, learner: Any, key: jax.Array) -> Any:
-    """Who else acts in this update, as a learner: another member, or in self-play a past policy; None is nobody."""
+    """Who else acts in this update, as a learner: another member, or in self-play a past policy;
+    None is nobody.
+    """
     if args.opponent == "random":
         return None
     if args.opponent == "members":
@@ -45,10 +52,12 @@ def draw_other(args: Any, run: RunState, learner: Any, key: jax.Array) -> Any:
 
 
 def of_other_member(key: jax.Array, own: Any) -> Any:
-    """What another member has in the place of its `own`, arrays of any shape; called for one of `MEMBERS`.
+    """What another member has in the place of its `own`, arrays of any shape; called for one of
+    `MEMBERS`.
 
-    Everyone gets that of the member so many places further on, the same number for all: nobody gets its own, and nobody
-    is given to two. All numbers are equally likely, by the `key` of the first member.
+    Everyone gets that of the member so many places further on, the same number for all: nobody gets
+    its own, and nobody is given to two. All numbers are equally likely, by the `key` of the first
+    member.
     """
     count = jax.lax.axis_size(MEMBERS)
     step = jax.lax.all_gather(jax.random.randint(key, (), 1, count), MEMBERS)[0]
@@ -57,9 +66,11 @@ def of_other_member(key: jax.Array, own: Any) -> Any:
 
 
 def draw_own_components(keys: jax.Array, agents: tuple[int, ...]) -> jax.Array:
-    """Which components of actions [N, A] a member chooses itself, bool: those of half of the agents, rounded up.
+    """Which components of actions [N, A] a member chooses itself, bool: those of half of the
+    agents, rounded up.
 
-    Which agents these are is drawn for each environment by its own of `keys` [N]. `agents` is `Env.agents`.
+    Which agents these are is drawn for each environment by its own of `keys` [N]. `agents` is
+    `Env.agents`.
     """
     count = max(agents) + 1
     order = jax.vmap(jax.random.permutation, (0, None))(keys, count)  # [N, agents]

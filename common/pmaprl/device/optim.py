@@ -1,4 +1,6 @@
-"""What algorithms build their updates from: gradients, optimizer steps, and flags with schedules applied."""
+"""What algorithms build their updates from: gradients, optimizer steps, and flags with schedules
+applied.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,8 +27,8 @@ class AdamState(struct.PyTreeNode):
 
 
 def mean_gradients(loss: Callable) -> Callable[..., tuple[Any, Metrics]]:
-    """From `loss(params, ...)`, which returns a mean over this device's samples and metrics, a function of the same
-    that returns gradients and metrics of the samples of all devices.
+    """From `loss(params, ...)`, which returns a mean over this device's samples and metrics, a
+    function of the same that returns gradients and metrics of the samples of all devices.
     """
     gradients = jax.grad(loss, has_aux=True)
     return lambda params, *inputs: across_devices(*gradients(params, *inputs))
@@ -39,16 +41,23 @@ def gradient_step(
     state: optax.OptState,
     weight_norm: bool = False,
 ) -> tuple[Any, optax.OptState, Metrics, jax.Array]:
-    """One step of an optimizer: variables of networks and its state after it, metrics, and the norm of the gradient.
+    """One step of an optimizer: variables of networks and its state after it, metrics, and the norm
+    of the gradient.
 
-    `loss(variables)` returns a mean over this device's samples, and with it metrics and the collections of variables
-    that the networks have replaced, such as statistics of batches, whose gradient is zero.
+    `loss(variables)` returns a mean over this device's samples, and with it metrics and the
+    collections of variables that the networks have replaced, such as statistics of batches, whose
+    gradient is zero.
     """
     grads, (metrics, replaced) = jax.grad(loss, has_aux=True)(variables)
     grads, metrics = across_devices(grads, metrics)
     changes, state = optimizer.update(grads, state, variables)
     variables = optax.apply_updates(variables, changes) | replaced
-    return unit_norm(variables) if weight_norm else variables, state, metrics, optax.tree.norm(grads)
+    return (
+        unit_norm(variables) if weight_norm else variables,
+        state,
+        metrics,
+        optax.tree.norm(grads),
+    )
 
 
 def unit_norm(variables: Any) -> Any:
@@ -70,10 +79,11 @@ RULES = {"adam": partial(optax.scale_by_adam, eps=1e-5), "radam": optax.scale_by
 
 
 def clipped_adam(hp: Any) -> optax.GradientTransformation:
-    """Directions of steps, whose length is the learning rate: Adam, after the global norm of the gradient is clipped.
+    """Directions of steps, whose length is the learning rate: Adam, after the global norm of the
+    gradient is clipped.
 
-    `hp` has `max_grad_norm`, of which 0 does not clip, and `adam_b1` and `adam_b2`, numbers or arrays []. Its
-    `optimizer`, if there is one, says which of RULES it is.
+    `hp` has `max_grad_norm`, of which 0 does not clip, and `adam_b1` and `adam_b2`, numbers or
+    arrays []. Its `optimizer`, if there is one, says which of RULES it is.
     """
     limit = hp.max_grad_norm
     off = isinstance(limit, float) and limit == 0
@@ -105,7 +115,9 @@ def take(samples: Any, indices: jax.Array) -> Any:
 
 
 def flat(tree: Any) -> jax.Array:
-    """All numbers of a tree, one vector: what is done with it is one operation, not one for each array."""
+    """All numbers of a tree, one vector: what is done with it is one operation, not one for each
+    array.
+    """
     return ravel_pytree(tree)[0]
 
 
@@ -120,12 +132,15 @@ def all_finite(tree: Any) -> jax.Array:
 
 
 def adapt_learning_rate(state: AdamState, kl: jax.Array, hp: Any) -> AdamState:
-    """The state after an update that moved the policy by `kl`, which under --lr-schedule kl-adaptive moves its
-    learning rate: divided by 1.5 where that is over twice `desired_kl`, multiplied where it is under half of it.
+    """The state after an update that moved the policy by `kl`, which under --lr-schedule
+    kl-adaptive moves its learning rate: divided by 1.5 where that is over twice `desired_kl`,
+    multiplied where it is under half of it.
     """
     if hp.lr_schedule != "kl-adaptive":
         return state
-    factor = jnp.where(kl > 2 * hp.desired_kl, 1 / 1.5, jnp.where(kl < 0.5 * hp.desired_kl, 1.5, 1.0))
+    factor = jnp.where(
+        kl > 2 * hp.desired_kl, 1 / 1.5, jnp.where(kl < 0.5 * hp.desired_kl, 1.5, 1.0)
+    )
     return state.replace(learning_rate=jnp.clip(state.learning_rate * factor, 1e-6, 1e-2))
 
 
@@ -134,12 +149,15 @@ def inf_if_zero(limit: float | jax.Array) -> float | jax.Array:
     return limit or jnp.inf if isinstance(limit, float) else jnp.where(limit > 0, limit, jnp.inf)
 
 
-def run_epochs(step: Callable, start: Any, inputs: Any, target_kl: float | jax.Array = 0.0) -> tuple[Any, Metrics]:
-    """Steps of `jax.lax.scan` over `inputs` [E, M, ...] that carry parameters and the optimizer's state, and return
+def run_epochs(
+    step: Callable, start: Any, inputs: Any, target_kl: float | jax.Array = 0.0
+) -> tuple[Any, Metrics]:
+    """Steps of `jax.lax.scan` over `inputs` [E, M, ...] that carry parameters and the optimizer's
+    state, and return
     metrics: what they carry in the end, and the means of those.
 
-    None counts after an epoch whose "policy/approx_kl" exceeds `target_kl`, unless that is 0; they are computed all the
-    same, as under `vmap` in any case.
+    None counts after an epoch whose "policy/approx_kl" exceeds `target_kl`, unless that is 0; they
+    are computed all the same, as under `vmap` in any case.
     """
     all_count = isinstance(target_kl, float) and not target_kl
 
@@ -150,7 +168,8 @@ def run_epochs(step: Callable, start: Any, inputs: Any, target_kl: float | jax.A
     def epoch(carry, inputs):
         before, stopped = carry
         after, metrics = jax.lax.scan(packed_step, before, inputs)
-        metrics, counts = over_steps(metrics.tree), ~stopped
+        metrics = over_steps(metrics.tree)
+        counts = ~stopped
         if not all_count:
             after = jax.tree.map(lambda old, new: jnp.where(stopped, old, new), before, after)
             stopped |= metrics["policy/approx_kl"] > inf_if_zero(target_kl)
@@ -163,27 +182,41 @@ def run_epochs(step: Callable, start: Any, inputs: Any, target_kl: float | jax.A
     return state, metrics | {"policy/epochs": jnp.sum(counts, dtype=jnp.float32)}
 
 
-def when(due: jax.Array, step: Callable[[Any], tuple[Any, Metrics]], state: Any) -> tuple[Any, dict[str, Report]]:
-    """`step` of the state where it is `due`, else the state as it is; and metrics, reported where it was."""
+def when(
+    due: jax.Array, step: Callable[[Any], tuple[Any, Metrics]], state: Any
+) -> tuple[Any, dict[str, Report]]:
+    """`step` of the state where it is `due`, else the state as it is; and metrics, reported where
+    it was.
+    """
     nothing = zeros_of(step, state)[1]
     state, metrics = jax.lax.cond(due, step, lambda state: (state, nothing), state)
     return state, {name: Report(x, due.astype(x.dtype)) for name, x in metrics.items()}
 
 
 def standardize(x: jax.Array, axis: Any = None, weight: jax.Array | None = None) -> jax.Array:
-    """`x` with zero mean and unit variance along `axis` over all devices; of those alone whose `weight` is 1."""
-    mean = partial(jnp.mean, axis=axis, keepdims=True) if weight is None else partial(weighted_mean, weight)
+    """`x` with zero mean and unit variance along `axis` over all devices; of those alone whose
+    `weight` is 1.
+    """
+    mean = (
+        partial(jnp.mean, axis=axis, keepdims=True)
+        if weight is None
+        else partial(weighted_mean, weight)
+    )
     centred = x - jax.lax.pmean(mean(x), AXIS)
     return centred / (jnp.sqrt(jax.lax.pmean(mean(jnp.square(centred)), AXIS)) + 1e-8)
 
 
 def weighted_mean(weight: jax.Array, x: jax.Array) -> jax.Array:
-    """This device's share of the mean of `x` where `weight` is 1: the mean over devices of this is that over all."""
+    """This device's share of the mean of `x` where `weight` is 1: the mean over devices of this is
+    that over all.
+    """
     return jnp.sum(x * weight) / jnp.maximum(jax.lax.pmean(jnp.sum(weight), AXIS), 1e-8)
 
 
 def value_metrics(value: jax.Array, target: jax.Array, advantage: jax.Array) -> Metrics:
-    """How well values predict their targets, and the spread of advantages, all in units of the rewards."""
+    """How well values predict their targets, and the spread of advantages, all in units of the
+    rewards.
+    """
     samples = jnp.stack([x.ravel() for x in (target, target - value, advantage, value)])
     mean = jax.lax.pmean(jnp.mean(samples, axis=1), AXIS)
     variance = jax.lax.pmean(jnp.mean(jnp.square(samples - mean[:, None]), axis=1), AXIS)
@@ -196,38 +229,53 @@ def value_metrics(value: jax.Array, target: jax.Array, advantage: jax.Array) -> 
 
 
 def noise_like(keys: jax.Array, x: jax.Array) -> jax.Array:
-    """Standard normals in the shape of `x` [B, ...], of which each of `keys` [G] draws an equal part."""
+    """Standard normals in the shape of `x` [B, ...], of which each of `keys` [G] draws an equal
+    part.
+    """
     shape = x.shape[0] // keys.shape[0], *x.shape[1:]
     return jax.vmap(lambda key: jax.random.normal(key, shape))(keys).reshape(x.shape)
 
 
 def hp_of(args: Any, hyper: dict[str, jax.Array] | None = None, **now: jax.Array) -> Flags:
-    """The flags of one agent: those that are in its `hyper` as arrays [], all others as they are in `args`.
+    """The flags of one agent: those that are in its `hyper` as arrays [], all others as they are in
+    `args`.
 
-    `now` are values of this moment. A flag that an algorithm reads from here is one that a population can sweep.
+    `now` are values of this moment. A flag that an algorithm reads from here is one that a
+    population can sweep.
     """
     return Flags(**vars(args) | (hyper or {}) | now)
 
 
 def falling(args: Any, updates: jax.Array, fraction: float) -> jax.Array:
-    """What falls from 1 to 0 in a line over this `fraction` of the run, after so many `updates` []; 0 for 0."""
+    """What falls from 1 to 0 in a line over this `fraction` of the run, after so many `updates` [];
+    0 for 0.
+    """
     return jnp.maximum(1.0 - updates / max(fraction * args.num_updates, 1.0), 0.0) * (fraction > 0)
 
 
 def epsilon_after(args: Any, updates: int | jax.Array) -> jax.Array:
-    """The probability of random actions after so many `updates` []: a line over --epsilon-fraction of the run."""
+    """The probability of random actions after so many `updates` []: a line over --epsilon-fraction
+    of the run.
+    """
     left = falling(args, updates, args.epsilon_fraction)
     return args.epsilon_end + (args.epsilon_start - args.epsilon_end) * jnp.float32(left)
 
 
 def apply_schedules(args: Any, run: Any, learner: Any) -> tuple[Flags, dict[str, jax.Array]]:
-    """The flags of one agent for the update that comes next, and those among them that schedules change, [] by name.
+    """The flags of one agent for the update that comes next, and those among them that schedules
+    change, [] by name.
 
     Its `run` is the `RunState`, and under --lr-schedule kl-adaptive its learner has an `AdamState`.
     """
-    left, hp, schedule = partial(falling, args, run.updates), hp_of(args, run.hyper), getattr(args, "lr_schedule", "")
+    left = partial(falling, args, run.updates)
+    hp = hp_of(args, run.hyper)
+    schedule = getattr(args, "lr_schedule", "")
     factor = left(1.0) if schedule == "linear" else 1.0
-    rates = {name: x for name, x in vars(hp).items() if schedule and name.endswith(("learning_rate", "_lr"))}
+    rates = {
+        name: x
+        for name, x in vars(hp).items()
+        if schedule and name.endswith(("learning_rate", "_lr"))
+    }
     scheduled = {name: jnp.float32(rate) * factor for name, rate in rates.items()}
     if schedule == "kl-adaptive":
         scheduled["learning_rate"] = learner.opt_state.learning_rate

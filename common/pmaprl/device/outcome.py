@@ -1,4 +1,6 @@
-"""Numbers that come of updates: one array on the devices, so that the host fetches one, and named numbers there."""
+"""Numbers that come of updates: one array on the devices, so that the host fetches one, and named
+numbers there.
+"""
 
 from typing import NamedTuple
 
@@ -18,7 +20,9 @@ class Outcome(NamedTuple):
 
     metrics: Numbers
     broken: Numbers
-    """By metric the first update in which an agent's was not finite, or -1; empty where all were finite."""
+    """By metric the first update in which an agent's was not finite, or -1; empty where all were
+    finite.
+    """
     counts: Numbers
     """By metric how many reports are in it, for those of which several updates make one number."""
     updates: int
@@ -39,10 +43,13 @@ class Outcome(NamedTuple):
 
 def _together(older: Outcome, newer: Outcome, name: str) -> np.ndarray:
     """Put both numbers of a metric together, of which one may have no reports."""
-    old, new = older.metrics[name], newer.metrics[name]
+    old = older.metrics[name]
+    new = newer.metrics[name]
     count, more = (outcome.counts[name].astype(float) for outcome in (older, newer))
     if kind_of(name) == "mean":
-        both = (np.where(count > 0, old, 0) * count + np.where(more > 0, new, 0) * more) / np.maximum(count + more, 1)
+        both = (
+            np.where(count > 0, old, 0) * count + np.where(more > 0, new, 0) * more
+        ) / np.maximum(count + more, 1)
     else:
         combine = KINDS[kind_of(name)].newer
         both = combine(np, old, new) if combine else old + new
@@ -54,11 +61,15 @@ class Columns(struct.PyTreeNode):
 
     vectors: tuple[jax.Array, ...]  # [K] each, behind the axis of agents, of 32-bit numbers
     names: tuple[tuple[str, tuple[str, ...]], ...] = struct.field(pytree_node=False)
-    """Of each vector the field of `Outcome` that its numbers belong to, and what they are called."""
+    """Of each vector the field of `Outcome` that its numbers belong to, and what they are
+    called.
+    """
 
     @classmethod
     def of(cls, field: str, vectors: dict[str, jax.Array], layout: Layout) -> "Columns":
-        """Take the vectors of a stacked `Tally`, for a field of `Outcome`; whatever is no int32 becomes float32."""
+        """Take the vectors of a stacked `Tally`, for a field of `Outcome`; whatever is no int32
+        becomes float32.
+        """
         typed = (x if x.dtype == jnp.int32 else x.astype(jnp.float32) for x in vectors.values())
         return cls(tuple(typed), tuple((field, tuple(layout[key])) for key in vectors))
 
@@ -67,11 +78,16 @@ class Columns(struct.PyTreeNode):
         return Columns(self.vectors + more.vectors, self.names + more.names)
 
     def with_metrics(self, metrics: Metrics) -> "Columns":
-        """Numbers of each agent beside them, of which the newest count where several calls make a row."""
+        """Numbers of each agent beside them, of which the newest count where several calls make a
+        row.
+        """
         layout: Layout = {}
         for name, x in metrics.items():
             layout.setdefault(str(x.dtype), []).append(name)
-        vectors = {key: jnp.stack([metrics[name] for name in names], axis=-1) for key, names in layout.items()}
+        vectors = {
+            key: jnp.stack([metrics[name] for name in names], axis=-1)
+            for key, names in layout.items()
+        }
         return self + Columns.of("metrics", vectors, layout)
 
     def packed(self) -> "PackedOutcome":

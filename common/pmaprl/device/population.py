@@ -1,8 +1,8 @@
-"""Population-based training (Jaderberg et al. 2017), by rules close to Sample Factory's (Petrenko et al. 2020), and
-Elo ratings of members that play against each other.
+"""Population-based training (Jaderberg et al. 2017), by rules close to Sample Factory's (Petrenko
+et al. 2020), and Elo ratings of members that play against each other.
 
-An exchange is a gather over the axis of the members, inside the compiled program: nothing returns to the host. Every
-device does the same, to its replica or with --sharding members to its part.
+An exchange is a gather over the axis of the members, inside the compiled program: nothing returns
+to the host. Every device does the same, to its replica or with --sharding members to its part.
 """
 
 import math
@@ -30,16 +30,23 @@ OBJECTIVE = "pbt/objective"  # by which members are sorted; -inf where there is 
 
 
 def evolve(
-    args: PbtArgs, before: jax.Array, state: Any, limits: Mapping[str, tuple[float, float]] | None = None
+    args: PbtArgs,
+    before: jax.Array,
+    state: Any,
+    limits: Mapping[str, tuple[float, float]] | None = None,
 ) -> tuple[Any, Metrics]:
-    """The state [S, ...] after an exchange, if one is due since there were `before` [] updates, and metrics.
+    """The state [S, ...] after an exchange, if one is due since there were `before` [] updates, and
+    metrics.
 
-    `limits` are those of the algorithm. With --sharding members each device has its own part of the agents: all gather
-    them, and compute the same exchange.
+    `limits` are those of the algorithm. With --sharding members each device has its own part of the
+    agents: all gather them, and compute the same exchange.
     """
     rules = args.rules._replace(limits=args.rules.limits | (limits or {}))
-    every, start = (-(-steps // args.steps_per_update) for steps in (args.exchange_interval, args.pbt_start))
-    size, apart = state.run.updates.size, args.sharding == "members"
+    every, start = (
+        -(-steps // args.steps_per_update) for steps in (args.exchange_interval, args.pbt_start)
+    )
+    size = state.run.updates.size
+    apart = args.sharding == "members"
     places = global_ids(size, GROUPS) if apart else jnp.arange(size)
 
     def at_rest(learner: Any, run: RunState) -> tuple[Any, RunState, Metrics]:
@@ -54,24 +61,30 @@ def evolve(
     now = state.run.updates[0]
     due = (now // every > before // every) & (now >= start)
     learner, run, metrics = jax.lax.cond(due, exchanged, at_rest, state.learner, state.run)
-    taken, tracker = metrics[SOURCE] != places, state.actors.tracker  # their running episodes do not count
+    taken = metrics[SOURCE] != places  # their running episodes do not count
+    tracker = state.actors.tracker
     tracker = tracker._replace(length=jnp.where(taken[:, None], -jnp.inf, tracker.length))
     metrics |= {f"hyper/{name}": values for name, values in run.hyper.items()}
     return TrainState(learner, state.actors.replace(tracker=tracker), run), metrics
 
 
-def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> tuple[Any, Any, Metrics]:
-    """Learners and `RunState`s [S, ...] after an exchange, and its metrics [S], SOURCE and OBJECTIVE; `given` are the
-    flags that change, as on the command line.
+def exchange(
+    learner: Any, run: Any, given: dict[str, float], rules: Rules
+) -> tuple[Any, Any, Metrics]:
+    """Learners and `RunState`s [S, ...] after an exchange, and its metrics [S], SOURCE and
+    OBJECTIVE; `given` are the flags that change, as on the command line.
 
-    The best stay as they are. Each of the worst takes over one of the best, where that is clearly better. All but the
-    best then change their hyper-parameters. Member 0 is a control: it stays as it is, and only others learn from it.
+    The best stay as they are. Each of the worst takes over one of the best, where that is clearly
+    better. All but the best then change their hyper-parameters. Member 0 is a control: it stays as
+    it is, and only others learn from it.
     """
-    objective, broken = objective_of(learner, run, rules.window), diverged_members(learner)
+    objective = objective_of(learner, run, rules.window)
+    broken = diverged_members(learner)
     key = jax.random.fold_in(jax.random.fold_in(run.key[0], OTHER_STREAM), run.updates[0])
     source_key, change_key = jax.random.split(key)
     source, is_best = exploit(source_key, objective, broken, rules)
-    learner, hyper = jax.tree.map(lambda x: x[source], (learner, run.hyper))  # a gather over the members
+    # A gather over the members
+    learner, hyper = jax.tree.map(lambda x: x[source], (learner, run.hyper))
     fixed = is_best | (jnp.arange(source.size) == 0)
     after = explore(change_key, hyper, given, fixed, rules)
     taken = source != jnp.arange(source.size)  # what they have earned was earned by other weights
@@ -80,12 +93,16 @@ def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> t
 
 
 def objective_of(learner: Any, run: Any, window: int) -> jax.Array:
-    """The mean return of the last `window` episodes, [S]; -inf without any, or where the weights are not finite."""
+    """The mean return of the last `window` episodes, [S]; -inf without any, or where the weights
+    are not finite.
+    """
     recent = run.recent
     count = jnp.minimum(recent.count, window)
     newest = jnp.arange(WINDOW) < count[:, None]
     ret = jnp.sum(recent.ret, axis=1, where=newest) / jnp.maximum(count, 1)
-    return jnp.where((recent.count > 0) & ~diverged_members(learner) & jnp.isfinite(ret), ret, -jnp.inf)
+    return jnp.where(
+        (recent.count > 0) & ~diverged_members(learner) & jnp.isfinite(ret), ret, -jnp.inf
+    )
 
 
 def diverged_members(learner: Any) -> jax.Array:
@@ -93,7 +110,9 @@ def diverged_members(learner: Any) -> jax.Array:
     return ~jax.vmap(all_finite)(learner.params)
 
 
-def exploit(key: jax.Array, objective: jax.Array, broken: jax.Array, rules: Rules) -> tuple[jax.Array, jax.Array]:
+def exploit(
+    key: jax.Array, objective: jax.Array, broken: jax.Array, rules: Rules
+) -> tuple[jax.Array, jax.Array]:
     """Whose weights each member has afterwards, and who is among the best, [S] each.
 
     One whose weights have had no episode yet is left alone, unless they are broken.
@@ -115,10 +134,17 @@ def exploit(key: jax.Array, objective: jax.Array, broken: jax.Array, rules: Rule
 
 
 def explore(
-    key: jax.Array, hyper: dict[str, jax.Array], given: dict[str, float], fixed: jax.Array, rules: Rules
+    key: jax.Array,
+    hyper: dict[str, jax.Array],
+    given: dict[str, float],
+    fixed: jax.Array,
+    rules: Rules,
 ) -> dict[str, jax.Array]:
-    """Hyper-parameters [S] after chance has changed some of those that are `given`, of members that are not `fixed`."""
-    after, moved = dict(hyper), partial(rules.moved, clip=jnp.clip)
+    """Hyper-parameters [S] after chance has changed some of those that are `given`, of members that
+    are not `fixed`.
+    """
+    after = dict(hyper)
+    moved = partial(rules.moved, clip=jnp.clip)
     for index, name in enumerate(sorted(given)):
         values = hyper[name]
         keys = jax.random.split(jax.random.fold_in(key, index), 4)
@@ -138,7 +164,9 @@ PER_FACTOR_TEN = 400.0  # points between two of whom one wins ten times as often
 
 
 def rate_members(run: Any, env: Env, algorithm: Any, learners: Any, status: str) -> str:
-    """Rate `learners` [S, ...] of a finished run with --opponent members: in elo.json, and lines for `Run.finish`."""
+    """Rate `learners` [S, ...] of a finished run with --opponent members: in elo.json, and lines
+    for `Run.finish`.
+    """
     args = run.args
     if args.opponent != "members" or status != "finished" or not env.is_game:
         return ""
@@ -150,20 +178,27 @@ def rate_members(run: Any, env: Env, algorithm: Any, learners: Any, status: str)
     found = {name: np.where(np.isnan(x), None, x).tolist() for name, x in found.items()}
     write_json(run.dir / "elo.json", {"env_steps": run.steps, "games": games} | found)
     best = np.argsort(-ratings, kind="stable")[: np.sum(~np.isnan(ratings))]  # NaN comes last
-    lines = [f"elo      {games} games of each of {len(best)} members with each other one; the best:"]
-    return "\n".join([*lines, *(f"{'member':>15} {member:<5}{ratings[member]:10.1f}" for member in best[:SHOWN])])
+    lines = [
+        f"elo      {games} games of each of {len(best)} members with each other one; the best:"
+    ]
+    return "\n".join(
+        [*lines, *(f"{'member':>15} {member:<5}{ratings[member]:10.1f}" for member in best[:SHOWN])]
+    )
 
 
 def play_all(env: Env, algorithm: Any, learners: Any, games: int) -> np.ndarray:
-    """What each of `learners` [S, ...] scores on average of so many `games` against each other one, [S, S].
+    """What each of `learners` [S, ...] scores on average of so many `games` against each other one,
+    [S, S].
 
-    A win is 1 and a draw 1/2. NaN on the diagonal, and for those whose weights are broken. All games of one member are
-    played side by side, in a single program for all of them.
+    A win is 1 and a draw 1/2. NaN on the diagonal, and for those whose weights are broken. All
+    games of one member are played side by side, in a single program for all of them.
     """
     broken = np.asarray(diverged_members(learners))
 
     def score(us: tuple, them: tuple) -> jax.Array:
-        """Of one that an episode counts for, where the other plays everybody else; seats are drawn, actions sampled."""
+        """Of one that an episode counts for, where the other plays everybody else; seats are drawn,
+        actions sampled.
+        """
         policy, other = (Policy(algorithm, learner, env.spec) for _, learner in (us, them))
         game = env.against(lambda key, obs: other(obs, key=key))
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), us[0]), them[0])
@@ -180,11 +215,13 @@ def play_all(env: Env, algorithm: Any, learners: Any, games: int) -> np.ndarray:
 
 
 def elo_ratings(scores: np.ndarray, games: int) -> np.ndarray:
-    """Ratings [S] by the model of Bradley and Terry (1952), whose mean is `MEAN_ELO`; NaN for who has played nobody.
+    """Ratings [S] by the model of Bradley and Terry (1952), whose mean is `MEAN_ELO`; NaN for who
+    has played nobody.
 
-    `scores` [S, S] is what the row earns of a game against the column, 1 for a win and 1/2 for a draw, on average over
-    `games`; (i, j) and (j, i) are different games of the same two. Each two have one drawn game more, by which ratings
-    remain finite where somebody has won, or lost, every game.
+    `scores` [S, S] is what the row earns of a game against the column, 1 for a win and 1/2 for a
+    draw, on average over `games`; (i, j) and (j, i) are different games of the same two. Each two
+    have one drawn game more, by which ratings remain finite where somebody has won, or lost, every
+    game.
     """
     from scipy.optimize import minimize
     from scipy.special import expit, log_expit
@@ -196,7 +233,9 @@ def elo_ratings(scores: np.ndarray, games: int) -> np.ndarray:
 
     def loss_and_gradient(logits: np.ndarray) -> tuple[float, np.ndarray]:
         better = logits[:, None] - logits
-        return -np.sum(points * log_expit(better)), np.sum((points + points.T) * expit(better) - points, axis=1)
+        return -np.sum(points * log_expit(better)), np.sum(
+            (points + points.T) * expit(better) - points, axis=1
+        )
 
     ratings = np.full(len(scores), np.nan)
     if rated.any():

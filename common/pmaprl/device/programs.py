@@ -1,4 +1,6 @@
-"""From an algorithm, written for one agent on one device, to compiled programs for several agents on all devices."""
+"""From an algorithm, written for one agent on one device, to compiled programs for several agents
+on all devices.
+"""
 
 import math
 import os
@@ -29,11 +31,14 @@ from pmaprl.envs.environment import Env
 
 
 class Programs(NamedTuple):
-    """What a run calls. States are of S agents, [S, ...], and under `pmap` of D devices, [D, S, ...]."""
+    """What a run calls. States are of S agents, [S, ...], and under `pmap` of D devices, [D, S,
+    ...].
+    """
 
     init: Callable  # seeds [S], or Members [S] -> TrainState
     update: Callable  # TrainState, number of updates -> TrainState, PackedOutcome
-    evaluate: Callable  # TrainState, seed of the episodes -> greedy Episodes [S, E], each device its share
+    # TrainState, seed of the episodes -> greedy Episodes [S, E], each device its share
+    evaluate: Callable
 
 
 def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
@@ -55,7 +60,8 @@ def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
     def evaluate_one(learner: Any, seed: jax.Array) -> Episodes:
         share = math.ceil(args.eval_episodes / jax.lax.axis_size(AXIS))
         episodes = run_episodes(env, Player.greedy(algorithm, learner), share, seed)
-        # A policy that is not finite, or that has no legal action, may act all the same, and by chance earn something
+        # A policy that is not finite, or that has no legal action, may act all the same, and by
+        # chance earn something
         is_sound = all_finite(learner.params) & jnp.isfinite(episodes.length)
         return episodes._replace(ret=jnp.where(is_sound, episodes.ret, jnp.nan))
 
@@ -65,8 +71,11 @@ def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
     def init(members: Members | jax.Array) -> TrainState:
         members = members if isinstance(members, Members) else Members(members, {})
         limits = {name: pair for name, pair in algorithm.limits.items() if name in members.hyper}
-        members = members._replace(hyper=members.hyper | {n: jnp.clip(members.hyper[n], *x) for n, x in limits.items()})
-        return jax.lax.map(lambda x: driver.init(*x), members)  # vmapped orthogonal matrices can deadlock
+        members = members._replace(
+            hyper=members.hyper | {n: jnp.clip(members.hyper[n], *x) for n, x in limits.items()}
+        )
+        # Vmapped orthogonal matrices can deadlock
+        return jax.lax.map(lambda x: driver.init(*x), members)
 
     return Programs(init, update, evaluate)
 
@@ -74,7 +83,9 @@ def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
 def repeat_updates(
     update: Callable[[Any], tuple[Any, Tally, Tally]], state: Any, num_updates: jax.Array
 ) -> tuple[Any, Columns]:
-    """`num_updates` [] times the `update` of a `Driver`: the state, and what an `Outcome` says of one agent."""
+    """`num_updates` [] times the `update` of a `Driver`: the state, and what an `Outcome` says of
+    one agent.
+    """
 
     layouts: list[Layout] = [{}, {}]
 
@@ -92,14 +103,18 @@ def repeat_updates(
     state, (tally, broken, episodes) = repeat(one, state, num_updates, add)
     columns = Columns.of("broken", {key: first - 1 for key, first in broken.items()}, layouts[0])
     for total, layout in zip((tally, episodes), layouts, strict=True):
-        columns += Columns.of("metrics", total.metrics(), layout) + Columns.of("counts", total.count, layout)
+        columns += Columns.of("metrics", total.metrics(), layout) + Columns.of(
+            "counts", total.count, layout
+        )
     return state, columns
 
 
 def over_devices(programs: Programs, devices: list[jax.Device], sharding: str = "pmap") -> Programs:
-    """The programs on all `devices`, which share each agent's environments, or with `sharding` "members" the agents.
+    """The programs on all `devices`, which share each agent's environments, or with `sharding`
+    "members" the agents.
 
-    `update` donates its state. What else it returns is the same on all devices of an agent, and comes back once.
+    `update` donates its state. What else it returns is the same on all devices of an agent, and
+    comes back once.
     """
     axis = GROUPS if sharding == "members" else AXIS
     programs = Programs(*(in_one_order(program, devices, axis) for program in programs))
@@ -114,14 +129,19 @@ def over_devices(programs: Programs, devices: list[jax.Device], sharding: str = 
 
 
 def _over_members(programs: Programs, devices: list[jax.Device]) -> Programs:
-    """The programs for each device's share of the agents: all arrays [1, S, ...] are split along S."""
+    """The programs for each device's share of the agents: all arrays [1, S, ...] are split along
+    S.
+    """
     where = sharding_of_members(devices)  # also of what a program does not use
-    mesh, share = where.mesh, where.spec
+    mesh = where.mesh
+    share = where.spec
     without_axis = partial(jax.tree.map, lambda x: x[0])
     with_axis = partial(jax.tree.map, lambda x: x[None])
 
     def split(program: Callable, *numbers: Any, out_specs: Any = share, **more: Any) -> Callable:
-        program = jax.shard_map(program, mesh=mesh, in_specs=(share, *numbers), out_specs=out_specs, check_vma=False)
+        program = jax.shard_map(
+            program, mesh=mesh, in_specs=(share, *numbers), out_specs=out_specs, check_vma=False
+        )
         return jax.jit(program, in_shardings=(where, *[None] * len(numbers)), **more)
 
     def update(state: TrainState, num_updates: jax.Array):
@@ -131,7 +151,9 @@ def _over_members(programs: Programs, devices: list[jax.Device]) -> Programs:
     return Programs(
         init=split(lambda members: with_axis(programs.init(without_axis(members)))),
         update=split(update, jax.P(), out_specs=(share, jax.P(GROUPS)), donate_argnums=0),
-        evaluate=split(lambda state, seed: with_axis(programs.evaluate(without_axis(state), seed)), jax.P()),
+        evaluate=split(
+            lambda state, seed: with_axis(programs.evaluate(without_axis(state), seed)), jax.P()
+        ),
     )
 
 
@@ -141,24 +163,31 @@ def cache_directory() -> Path:
 
 
 def set_up_cache() -> None:
-    """Keep every program that takes over a tenth of a second, unless the user has configured JAX's cache otherwise."""
+    """Keep every program that takes over a tenth of a second, unless the user has configured JAX's
+    cache otherwise.
+    """
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def compile_together(programs: Programs, members: Any, state: Any, example: Any) -> Programs:
-    """`programs`, compiled in parallel from the shapes of their `state` and of what `update` takes beside it.
+    """`programs`, compiled in parallel from the shapes of their `state` and of what `update` takes
+    beside it.
 
-    An `evaluate` that is no program stays as it is. Several processes compile `update` by a call, with zeros and a
-    state of its own: only there `pmap` joins arrays.
+    An `evaluate` that is no program stays as it is. Several processes compile `update` by a call,
+    with zeros and a state of its own: only there `pmap` joins arrays.
     """
     if multihost.count() > 1:
         zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype)[()], example)
         jax.block_until_ready(programs.update(programs.init(members), zeros))
         return programs
     # The longest compilation first: tracing the others overlaps with it.
-    jobs = {"update": ((state, example), 1), "init": ((members,), 0), "evaluate": ((state, np.int32(0)), 1)}
+    jobs = {
+        "update": ((state, example), 1),
+        "init": ((members,), 0),
+        "evaluate": ((state, np.int32(0)), 1),
+    }
     jobs = {name: job for name, job in jobs.items() if hasattr(getattr(programs, name), "lower")}
     with ThreadPoolExecutor(len(jobs)) as pool:
         compiled = {
@@ -169,7 +198,9 @@ def compile_together(programs: Programs, members: Any, state: Any, example: Any)
 
 
 def _options(level: int) -> dict[str, int]:
-    """LLVM's optimization level on a CPU, unless XLA_FLAGS name one: 1 runs as fast, and compiles a quarter sooner."""
+    """LLVM's optimization level on a CPU, unless XLA_FLAGS name one: 1 runs as fast, and compiles a
+    quarter sooner.
+    """
     flag = "xla_backend_optimization_level"
     named = flag in os.environ.get("XLA_FLAGS", "")
     return {flag: level} if jax.default_backend() == "cpu" and not named else {}

@@ -1,4 +1,6 @@
-"""Many environments side by side: steps, resets where episodes ended, and keys and minibatches by global index."""
+"""Many environments side by side: steps, resets where episodes ended, and keys and minibatches by
+global index.
+"""
 
 import math
 from collections.abc import Callable
@@ -34,8 +36,9 @@ def step_envs(
 ) -> Step:
     """One step of N environments, each with its own of `keys` [N], as `Env.step` makes it.
 
-    Only environments whose episodes ended do a reset, with the keys that `Env.step` would give them; or they take one
-    of `starts`, or their own of `resets` [N, ...], where those are given. See `keys_of_steps` for keys that are split.
+    Only environments whose episodes ended do a reset, with the keys that `Env.step` would give
+    them; or they take one of `starts`, or their own of `resets` [N, ...], where those are given.
+    See `keys_of_steps` for keys that are split.
     """
     keys = keys_of_steps(env, keys, starts, resets)
     if not isinstance(keys, StepKeys):
@@ -51,7 +54,9 @@ def step_envs(
 
     over = reached.terminated | reached.truncated
     if resets is None:
-        obs, state = compute_where((reached.obs, reached.state), over, width=math.isqrt(over.size), compute=begun)
+        obs, state = compute_where(
+            (reached.obs, reached.state), over, width=math.isqrt(over.size), compute=begun
+        )
     else:
         obs, state = jax.vmap(select)(over, resets, (reached.obs, reached.state))
     return reached.continued(obs, state)
@@ -60,7 +65,8 @@ def step_envs(
 def keys_of_steps(
     env: Env, keys: jax.Array | StepKeys, starts: Starts | None, resets: Starts | None
 ) -> jax.Array | StepKeys:
-    """Split keys of any shape as `step_envs` needs them: in front of a loop over steps that is one pass for all.
+    """Split keys of any shape as `step_envs` needs them: in front of a loop over steps that is one
+    pass for all.
 
     Keys stay whole where `Env.step` takes them, and where they are split already.
     """
@@ -69,7 +75,9 @@ def keys_of_steps(
 
 
 def resets_at_once(env: Env) -> bool:
-    """Whether to compute the reset of every environment in every step, sooner than to find out who needs one."""
+    """Whether to compute the reset of every environment in every step, sooner than to find out who
+    needs one.
+    """
     return env.cheap_reset and jax.default_backend() != "cpu"
 
 
@@ -77,14 +85,22 @@ SMALL_RESET = 128  # bytes of an environment's state and observation
 
 
 def resets_of_steps(env: Env, keys: jax.Array) -> Starts | None:
-    """What every step of environments would begin with, by its `keys` [T, N], in one pass; None where that is much."""
-    if env.resets_itself or not resets_at_once(env) or size_of(jax.eval_shape(env.reset, keys[0, 0])) > SMALL_RESET:
+    """What every step of environments would begin with, by its `keys` [T, N], in one pass; None
+    where that is much.
+    """
+    if (
+        env.resets_itself
+        or not resets_at_once(env)
+        or size_of(jax.eval_shape(env.reset, keys[0, 0])) > SMALL_RESET
+    ):
         return None
     return jax.vmap(jax.vmap(env.reset))(split_keys(keys, 2)[1])
 
 
 def reset_mid_episode(env: Env, keys: jax.Array) -> tuple[Any, Any]:
-    """Observations and states of N environments after up to a horizon of random actions, by keys [N] of their own."""
+    """Observations and states of N environments after up to a horizon of random actions, by keys
+    [N] of their own.
+    """
     reset_keys, phase_keys, walk_keys = split_keys(keys, 3)
     longest = min(env.max_steps, DEFAULT_HORIZON)
     steps = jax.vmap(lambda key: jax.random.randint(key, (), 0, longest))(phase_keys)  # [N]
@@ -94,7 +110,9 @@ def reset_mid_episode(env: Env, keys: jax.Array) -> tuple[Any, Any]:
 
     def walk(step, carry):
         obs, states = carry
-        action_keys, step_keys = split_keys(jax.vmap(jax.random.fold_in, (0, None))(walk_keys, step), 2)
+        action_keys, step_keys = split_keys(
+            jax.vmap(jax.random.fold_in, (0, None))(walk_keys, step), 2
+        )
         out = step_envs(env, step_keys, states, jax.vmap(random_action)(action_keys, obs))
         return jax.vmap(select)(step < steps, (out.obs, out.state), carry)
 
@@ -102,24 +120,31 @@ def reset_mid_episode(env: Env, keys: jax.Array) -> tuple[Any, Any]:
 
 
 def new_starts(env: Env, key: jax.Array, count: int) -> Starts | None:
-    """`count` beginnings of episodes, the same on every device, each of which makes its share; None of 0."""
+    """`count` beginnings of episodes, the same on every device, each of which makes its share; None
+    of 0.
+    """
     if not count:
         return None
     share = jax.vmap(env.reset)(keys_of(key, -(-count // jax.lax.axis_size(AXIS))))
     return jax.tree.map(lambda x: gathered(x)[:count], share)
 
 
-def compute_where(values: Any, missing: jax.Array, width: int, compute: Callable[[jax.Array], Any]) -> Any:
+def compute_where(
+    values: Any, missing: jax.Array, width: int, compute: Callable[[jax.Array], Any]
+) -> Any:
     """`values`, arrays [B, ...], with what `compute` gives for those that are `missing` [B].
 
-    `compute` takes the indices of `width` of them, until none is missing; also under `vmap`, where a `cond` computes
-    everything. Where fewer are left, the last index is B, and what is computed for it goes nowhere.
+    `compute` takes the indices of `width` of them, until none is missing; also under `vmap`, where
+    a `cond` computes everything. Where fewer are left, the last index is B, and what is computed
+    for it goes nowhere.
     """
 
     def fill_some(carry):
         values, missing = carry
         (index,) = jnp.nonzero(missing, size=width, fill_value=missing.size)
-        values = jax.tree.map(lambda old, new: old.at[index].set(new, mode="drop"), values, compute(index))
+        values = jax.tree.map(
+            lambda old, new: old.at[index].set(new, mode="drop"), values, compute(index)
+        )
         return values, missing.at[index].set(False, mode="drop")
 
     return jax.lax.while_loop(lambda carry: jnp.any(carry[1]), fill_some, (values, missing))[0]
@@ -129,18 +154,24 @@ OTHER_STREAM = 2**31  # of no update and of no epoch: folded into a key, for wha
 
 
 def keys_of(key: jax.Array, local: int) -> jax.Array:
-    """A key for each of this device's `local` items, [local], from `key` and the item's global index."""
+    """A key for each of this device's `local` items, [local], from `key` and the item's global
+    index.
+    """
     return jax.vmap(jax.random.fold_in, (None, 0))(key, global_ids(local))
 
 
 def ids_in_process(local: int, processes: int) -> jax.Array:
-    """Indices [local] of this device's items among those of its process; of so many each has as many devices."""
+    """Indices [local] of this device's items among those of its process; of so many each has as
+    many devices.
+    """
     return global_ids(local) % (local * (jax.lax.axis_size(AXIS) // processes))
 
 
 def ids_over_processes(count: int, processes: int) -> jax.Array:
     """Indices [count] of what this device's process has as a whole, among that of all processes."""
-    return jax.lax.axis_index(AXIS) // (jax.lax.axis_size(AXIS) // processes) * count + jnp.arange(count)
+    return jax.lax.axis_index(AXIS) // (jax.lax.axis_size(AXIS) // processes) * count + jnp.arange(
+        count
+    )
 
 
 def split_keys(keys: jax.Array, num: int) -> tuple[jax.Array, ...]:
@@ -156,7 +187,9 @@ def rollout_keys(key: jax.Array, num_steps: int, num_envs: int) -> jax.Array:
 
 
 def action_noise(key: jax.Array, space: Space, batch: tuple[int, ...] = ()) -> Any:
-    """The noise [*batch, ...] that `sample` needs: standard normals for a Box, else one uniform per component."""
+    """The noise [*batch, ...] that `sample` needs: standard normals for a Box, else one uniform per
+    component.
+    """
 
     def noise(leaf, key):
         if isinstance(leaf, Box):
@@ -172,33 +205,49 @@ def categorical_noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def minibatch_indices(
-    key: jax.Array, num_steps: int, num_envs: int, update_epochs: int, num_minibatches: int, processes: int = 1
+    key: jax.Array,
+    num_steps: int,
+    num_envs: int,
+    update_epochs: int,
+    num_minibatches: int,
+    processes: int = 1,
 ) -> jax.Array:
-    """Which of this device's samples, flattened from [T, N], go into each minibatch: [E, M, T * N / M].
+    """Which of this device's samples, flattened from [T, N], go into each minibatch: [E, M, T * N /
+    M].
 
-    Blocks of `block_width` neighbouring environments are permuted with their own keys and split evenly over the
-    minibatches. Blocks never cross devices, so every minibatch holds the same samples on any number of devices. Of
-    several `processes` each numbers its own blocks, and has a `key` of its own.
+    Blocks of `block_width` neighbouring environments are permuted with their own keys and split
+    evenly over the minibatches. Blocks never cross devices, so every minibatch holds the same
+    samples on any number of devices. Of several `processes` each numbers its own blocks, and has a
+    `key` of its own.
     """
     width = block_width(num_steps, num_minibatches)
-    size, blocks = num_steps * width, num_envs // width  # samples of a block, blocks of this device
+    size = num_steps * width  # samples of a block, blocks of this device
+    blocks = num_envs // width
 
     def shuffle(epoch, block_id):
         # Below zero are numbers that no epoch has
-        order_key, label_key = (jax.random.fold_in(jax.random.fold_in(key, n), block_id) for n in (epoch, -1 - epoch))
+        order_key, label_key = (
+            jax.random.fold_in(jax.random.fold_in(key, n), block_id) for n in (epoch, -1 - epoch)
+        )
         return random_order(order_key, label_key, size)
 
     over_blocks = jax.vmap(shuffle, (None, 0))
     epochs = jnp.arange(update_epochs)
-    order = jax.vmap(over_blocks, (0, None))(epochs, ids_in_process(blocks, processes))  # [E, blocks, size]
-    step, env = order // width, order % width + width * jnp.arange(blocks)[:, None]
+    # [E, blocks, size]
+    order = jax.vmap(over_blocks, (0, None))(epochs, ids_in_process(blocks, processes))
+    step = order // width
+    env = order % width + width * jnp.arange(blocks)[:, None]
     split = (step * num_envs + env).reshape(update_epochs, blocks, num_minibatches, -1)
     return jnp.swapaxes(split, 1, 2).reshape(update_epochs, num_minibatches, -1)
 
 
 def in_segments(tree: Any, num_segments: int) -> Any:
-    """Arrays [T, N, ...] cut in time into S segments of K steps, which stand beside each other: [K, S, N, ...]."""
-    return jax.tree.map(lambda x: jnp.swapaxes(x.reshape(num_segments, -1, *x.shape[1:]), 0, 1), tree)
+    """Arrays [T, N, ...] cut in time into S segments of K steps, which stand beside each other: [K,
+    S, N, ...].
+    """
+    return jax.tree.map(
+        lambda x: jnp.swapaxes(x.reshape(num_segments, -1, *x.shape[1:]), 0, 1), tree
+    )
 
 
 def side_by_side(tree: Any) -> Any:
@@ -209,16 +258,19 @@ def side_by_side(tree: Any) -> Any:
 def random_order(key: jax.Array, label_key: jax.Array, size: int) -> jax.Array:
     """The numbers below `size` in random order, [size].
 
-    Sorts single numbers, four times faster than `argsort`: random bits, and in the low bits a label, by which a number
-    is found again. Of many random bits some are equal. Labels that grow with the numbers would leave those in the order
-    of time, so number i has label a * i + b modulo a power of two, with a random b and a random odd a.
+    Sorts single numbers, four times faster than `argsort`: random bits, and in the low bits a
+    label, by which a number is found again. Of many random bits some are equal. Labels that grow
+    with the numbers would leave those in the order of time, so number i has label a * i + b modulo
+    a power of two, with a random b and a random odd a.
     """
     label_bits = jnp.uint32(2 ** (size - 1).bit_length() - 1)
     factor, offset = jax.random.bits(label_key, (2,))
     factor |= 1
     labels = factor * jnp.arange(size, dtype=jnp.uint32) + offset
     order = jnp.sort((jax.random.bits(key, (size,)) & ~label_bits) | (labels & label_bits))
-    inverse = factor  # modulo 2**32: right in its lowest three bits, and after each of Newton's steps in twice as many
+    # Modulo 2**32: right in its lowest three bits, and after each of Newton's steps in twice as
+    # many
+    inverse = factor
     for _ in range(4):
         inverse *= 2 - factor * inverse
     return ((order - offset) * inverse & label_bits).astype(jnp.int32)

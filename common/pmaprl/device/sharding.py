@@ -1,11 +1,13 @@
 """State on the devices and on the host: over devices by axis D, over seeds or members by axis S.
 
-A `TrainState` has three parts. `learner` and `run` are identical on all devices that share its agents; the arrays
-[S, N, ...] of `actors` are split over those along the environments. Under `pmap` each array has one more leading axis,
-the device; a process has the rows of its own devices. Where devices have agents of their own (--sharding members), that
-axis has length 1, and all arrays are split along S.
+A `TrainState` has three parts. `learner` and `run` are identical on all devices that share its
+agents; the arrays [S, N, ...] of `actors` are split over those along the environments. Under `pmap`
+each array has one more leading axis, the device; a process has the rows of its own devices. Where
+devices have agents of their own (--sharding members), that axis has length 1, and all arrays are
+split along S.
 
-On the host there is no such axis, and a process has its own environments only: no process ever has those of all.
+On the host there is no such axis, and a process has its own environments only: no process ever has
+those of all.
 """
 
 import math
@@ -28,19 +30,24 @@ GROUPS = "groups"  # the axis of devices that have agents of their own
 
 def sharding_of_members(devices: list[jax.Device]) -> jax.NamedSharding:
     """That of arrays [1, S, ...] over devices which have agents of their own."""
-    return jax.NamedSharding(jax.sharding.Mesh(np.array(devices)[:, None], (GROUPS, AXIS)), jax.P(None, GROUPS))
+    return jax.NamedSharding(
+        jax.sharding.Mesh(np.array(devices)[:, None], (GROUPS, AXIS)), jax.P(None, GROUPS)
+    )
 
 
 class TrainState(struct.PyTreeNode):
     """Everything that training changes."""
 
     learner: Any  # what the algorithm learns
-    actors: Any  # this device's environments, and what belongs to each of them; () where they are elsewhere
+    # This device's environments, and what belongs to each of them; () where they are elsewhere
+    actors: Any
     run: Any  # the `RunState`: what the driver keeps
 
 
 def flat_pmean(tree: Any) -> Any:
-    """Mean of a tree over the devices, as one collective on the concatenated arrays instead of one per leaf."""
+    """Mean of a tree over the devices, as one collective on the concatenated arrays instead of one
+    per leaf.
+    """
     if jax.lax.axis_size(AXIS) == 1:
         return tree
     flat, unravel = ravel_pytree(tree)
@@ -48,7 +55,9 @@ def flat_pmean(tree: Any) -> Any:
 
 
 def global_ids(local: int, axis_name: str = AXIS) -> jax.Array:
-    """Global indices [local] of this device's `local` items: device d holds d*local .. (d+1)*local - 1."""
+    """Global indices [local] of this device's `local` items: device d holds d*local .. (d+1)*local
+    - 1.
+    """
     return jax.lax.axis_index(axis_name) * local + jnp.arange(local)
 
 
@@ -68,8 +77,14 @@ def by_name(tree: Any) -> dict[str, Any]:
 
 
 def flatten(tree: Any, left_out: tuple[str, ...] = ()) -> Arrays:
-    """A tree of host arrays as named arrays, without those whose names begin as one of `left_out`."""
-    return {name: np.asarray(leaf) for name, leaf in by_name(tree).items() if not name.startswith(left_out)}
+    """A tree of host arrays as named arrays, without those whose names begin as one of
+    `left_out`.
+    """
+    return {
+        name: np.asarray(leaf)
+        for name, leaf in by_name(tree).items()
+        if not name.startswith(left_out)
+    }
 
 
 def unflatten(arrays: Arrays, like: Any) -> Any:
@@ -78,11 +93,12 @@ def unflatten(arrays: Arrays, like: Any) -> Any:
 
 
 def to_host(state: TrainState, unwanted: tuple[str, ...] = ()) -> TrainState:
-    """The state as host arrays, without the device axis: `learner` and `run` [S, ...], `actors` [S, N, ...].
+    """The state as host arrays, without the device axis: `learner` and `run` [S, ...], `actors` [S,
+    N, ...].
 
-    N are all environments, however many devices there are; of several processes each has its own. Typed keys become
-    their data. Arrays of `actors` whose names begin as one of `unwanted` (such as `actors/replay/`) stay on the
-    devices, and are zeros here.
+    N are all environments, however many devices there are; of several processes each has its own.
+    Typed keys become their data. Arrays of `actors` whose names begin as one of `unwanted` (such as
+    `actors/replay/`) stay on the devices, and are zeros here.
     """
     return _merged(*jax.device_get(_parts_of(state, unwanted)))
 
@@ -91,7 +107,8 @@ def copied(state: TrainState, unwanted: tuple[str, ...] = ()) -> Callable[[], Tr
     """Begin to copy a state on its devices, of which the next update takes the memory.
 
     Returns:
-        What waits for the copy and gives it as `to_host` does, in any thread; None where devices have little room.
+        What waits for the copy and gives it as `to_host` does, in any thread; None where devices
+        have little room.
     """
     arrays, structure = jax.tree.flatten(_parts_of(state, unwanted))
     on_devices = [index for index, x in enumerate(arrays) if isinstance(x, jax.Array)]
@@ -111,20 +128,30 @@ def _have_room(arrays: list[jax.Array]) -> bool:
     device = min(jax.local_devices(), key=lambda device: device.id)
     stats = device.memory_stats() or {}
     free = stats.get("bytes_limit", math.inf) - stats.get("bytes_in_use", 0)
-    there = [x.nbytes / len(x.sharding.device_set) for x in arrays if device in x.sharding.device_set]
+    there = [
+        x.nbytes / len(x.sharding.device_set) for x in arrays if device in x.sharding.device_set
+    ]
     return sum(there) <= MOST_OF_ROOM * free
 
 
 def _parts_of(state: TrainState, unwanted: tuple[str, ...]) -> tuple[tuple[Any, Any], Any]:
-    """What the host needs of a state: `learner` and `run` of one device, and of `actors` the part of each device."""
+    """What the host needs of a state: `learner` and `run` of one device, and of `actors` the part
+    of each device.
+    """
     state = key_data(state)
-    same = jax.tree.map(lambda x: x.addressable_data(0) if len(x) > 1 else x, (state.learner, state.run))
+    same = jax.tree.map(
+        lambda x: x.addressable_data(0) if len(x) > 1 else x, (state.learner, state.run)
+    )
 
     def own_parts(path, x):  # [D, S, N / D, ...]
         name = "actors/" + jax.tree_util.keystr(path, simple=True, separator="/")
         shards = sorted(x.addressable_shards, key=lambda shard: shard.device.id)
         parts = [x] if x.is_fully_addressable else [shard.data for shard in shards]
-        return [np.zeros(part.shape, part.dtype) for part in parts] if name.startswith(unwanted) else parts
+        return (
+            [np.zeros(part.shape, part.dtype) for part in parts]
+            if name.startswith(unwanted)
+            else parts
+        )
 
     return same, jax.tree_util.tree_map_with_path(own_parts, state.actors)
 
@@ -137,14 +164,22 @@ def _merged(same: tuple[Any, Any], actors: Any) -> TrainState:
         return np.moveaxis(x, 0, 1).reshape(_merged_shape(x.shape))
 
     learner, run = jax.tree.map(lambda x: x[0], same)
-    return TrainState(learner, jax.tree.map(merged, actors, is_leaf=lambda x: isinstance(x, list)), run)
+    return TrainState(
+        learner, jax.tree.map(merged, actors, is_leaf=lambda x: isinstance(x, list)), run
+    )
 
 
 def host_like(shapes: Any) -> Any:
-    """Zeros as `to_host` gives them for a state of these `shapes`, which are of the devices of all processes."""
+    """Zeros as `to_host` gives them for a state of these `shapes`, which are of the devices of all
+    processes.
+    """
     shapes = jax.eval_shape(key_data, shapes)
-    learner, run = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), (shapes.learner, shapes.run))
-    rows = jax.tree.map(lambda x: np.zeros(_merged_shape(x.shape, multihost.count()), x.dtype), shapes.actors)
+    learner, run = jax.tree.map(
+        lambda x: np.zeros(x.shape[1:], x.dtype), (shapes.learner, shapes.run)
+    )
+    rows = jax.tree.map(
+        lambda x: np.zeros(_merged_shape(x.shape, multihost.count()), x.dtype), shapes.actors
+    )
     return TrainState(learner, rows, run)
 
 
@@ -154,31 +189,43 @@ def _merged_shape(shape: tuple[int, ...], processes: int = 1) -> tuple[int, ...]
     return seeds, devices * local // processes, *more
 
 
-def to_devices(host: TrainState, like: TrainState, devices: list[jax.Device], sharding: str = "pmap") -> TrainState:
-    """The inverse of `to_host`: a state for programs over `devices` with that `sharding`, with the types of `like`."""
+def to_devices(
+    host: TrainState, like: TrainState, devices: list[jax.Device], sharding: str = "pmap"
+) -> TrainState:
+    """The inverse of `to_host`: a state for programs over `devices` with that `sharding`, with the
+    types of `like`.
+    """
     parts = 1 if sharding == "members" else len(multihost.own(devices))
 
     def split(x):
         seeds, total, *shape = x.shape
         return np.moveaxis(np.reshape(x, (seeds, parts, total // parts, *shape)), 1, 0)
 
-    learner, run = jax.tree.map(lambda x: np.broadcast_to(x, (parts, *np.shape(x))), (host.learner, host.run))
+    learner, run = jax.tree.map(
+        lambda x: np.broadcast_to(x, (parts, *np.shape(x))), (host.learner, host.run)
+    )
     state = TrainState(learner, jax.tree.map(split, host.actors), run)
 
     typed = partial(with_keys, like=like)
     if sharding == "members":
         return jax.jit(typed, out_shardings=sharding_of_members(devices))(state)
-    # Out of a pmap with the same axis name: any other placement makes the update compile a second time
+    # Out of a pmap with the same axis name: any other placement makes the update compile a second
+    # time
     return jax.pmap(typed, axis_name=AXIS, devices=devices)(state)
 
 
-def place(arrays: Arrays, make: Callable[[], Any], shapes: Any, devices: list[jax.Device], sharding: str) -> Any:
-    """A state of these `shapes` on `devices`: as `make` gives it, with `arrays` in place of some or all of its own."""
+def place(
+    arrays: Arrays, make: Callable[[], Any], shapes: Any, devices: list[jax.Device], sharding: str
+) -> Any:
+    """A state of these `shapes` on `devices`: as `make` gives it, with `arrays` in place of some or
+    all of its own.
+    """
     if not arrays:
         return jax.block_until_ready(make())
     like = host_like(shapes)
     if by_name(like).keys() - arrays.keys():
-        arrays = flatten(to_host(make())) | arrays  # by way of the host: the devices need not hold two states at once
+        # By way of the host: the devices need not hold two states at once
+        arrays = flatten(to_host(make())) | arrays
     return jax.block_until_ready(to_devices(unflatten(arrays, like), shapes, devices, sharding))
 
 
@@ -189,7 +236,9 @@ def key_data(tree: Any) -> Any:
 
 def with_keys(tree: Any, like: Any) -> Any:
     """The inverse of `key_data`: typed keys where `like` has some."""
-    return jax.tree.map(lambda x, old: jax.random.wrap_key_data(x) if _is_key(old) else x, tree, like)
+    return jax.tree.map(
+        lambda x, old: jax.random.wrap_key_data(x) if _is_key(old) else x, tree, like
+    )
 
 
 def _is_key(x: Any) -> bool:
@@ -200,14 +249,19 @@ MEMBERS = "members"  # the axis S by its name, for what agents take from each ot
 
 
 def arrays_of(members: Members, num_devices: int, sharding: str = "pmap") -> Members:
-    """What agents begin from, the same on each of this process's devices, [D, S]; [1, S] where those have their own."""
-    seed, hyper = np.asarray(members.seed, np.int32), {k: np.asarray(v, np.float32) for k, v in members.hyper.items()}
+    """What agents begin from, the same on each of this process's devices, [D, S]; [1, S] where
+    those have their own.
+    """
+    seed = np.asarray(members.seed, np.int32)
+    hyper = {k: np.asarray(v, np.float32) for k, v in members.hyper.items()}
     copies = 1 if sharding == "members" else num_devices // multihost.count()
     return jax.tree.map(lambda x: np.tile(x, (copies, 1)), Members(seed, hyper))
 
 
 def over_seeds(function: Callable, tree: Any) -> Any:
-    """`function` of arrays [S, ...], mapped over their seeds; a single seed skips `vmap` and its cost."""
+    """`function` of arrays [S, ...], mapped over their seeds; a single seed skips `vmap` and its
+    cost.
+    """
     if jax.tree.leaves(tree)[0].shape[0] > 1:
         return jax.vmap(function, axis_name=MEMBERS)(tree)
     return jax.tree.map(lambda x: x[None], function(jax.tree.map(lambda x: x[0], tree)))
@@ -217,7 +271,8 @@ def over_seeds(function: Callable, tree: Any) -> Any:
 def same_for_all_seeds(x: jax.Array) -> jax.Array:
     """`x`, which has the same value for every seed, as one value under `over_seeds` too.
 
-    A loop's length or a slice's start that differs by seed would turn into masks, scatters and copies.
+    A loop's length or a slice's start that differs by seed would turn into masks, scatters and
+    copies.
     """
     return x
 

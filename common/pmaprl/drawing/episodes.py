@@ -1,7 +1,8 @@
-"""An episode as a GIF: `recording = record(env, act, key, env.max_steps)`, then `draw_gif(env, recording, path)`.
+"""An episode as a GIF: `recording = record(env, act, key, env.max_steps)`, then `draw_gif(env,
+recording, path)`.
 
-It is recorded while it is played, on the device or on the host, and drawn afterwards: by its suite, or from its
-observations. No display is needed.
+It is recorded while it is played, on the device or on the host, and drawn afterwards: by its suite,
+or from its observations. No display is needed.
 """
 
 import math
@@ -29,17 +30,19 @@ from pmaprl.envs.suite_tools import place_in_code, reason
 
 MOST_MAPS = 3  # of an observation that are drawn
 MAX_FRAMES = 500  # that are drawn
-LONGEST_DELAY = 0.1  # seconds between frames that leave out steps: a longer episode plays faster than it was
+# Seconds between frames that leave out steps: a longer episode plays faster than it was
+LONGEST_DELAY = 0.1
 LAST_DELAY = 1_000  # milliseconds for which the end is shown before the loop begins again
-CAPTION, NARROWEST = 24, 280  # pixels: height of the line of numbers, and width that they need
+CAPTION = 24  # pixels: height of the line of numbers, and width that they need
+NARROWEST = 280
 COLORS = 127  # of a GIF, and one more for what stays as it is
 
 
 class Recording(NamedTuple):
     """One episode, host arrays with a leading time axis: T steps, T + 1 states and observations.
 
-    The last observation is the true final one. So is the last state where the environment can tell it; environments
-    that only know their state after the reset repeat the one before.
+    The last observation is the true final one. So is the last state where the environment can tell
+    it; environments that only know their state after the reset repeat the one before.
     """
 
     states: Any  # environment states [T + 1, ...], typed keys as their data
@@ -48,13 +51,15 @@ class Recording(NamedTuple):
     rewards: np.ndarray  # [T]
     paint: Paint | None = None  # the pictures, where they were drawn while it was played
     without_pictures: str = ""  # the reason why they were not, where they should have been
-    obs_names: tuple[str, ...] = ()  # of the numbers of an observation, or of its channels, where they are known
+    # Of the numbers of an observation, or of its channels, where they are known
+    obs_names: tuple[str, ...] = ()
 
 
 def frame_stride(steps: int) -> int:
     """How many steps lie between two frames of an episode of `steps`: a power of two.
 
-    While an episode goes on, it is only ever doubled: the frames that are needed in the end have all been kept.
+    While an episode goes on, it is only ever doubled: the frames that are needed in the end have
+    all been kept.
     """
     return 2 ** max(math.ceil(math.log2(steps / (MAX_FRAMES - 1))), 0) if steps else 1
 
@@ -75,14 +80,23 @@ def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) 
         out = env.step(step_key, state, action)
         over = out.terminated | out.truncated
         reached = key_data(out.final_state), out.final_obs, action, out.reward, over
-        return reached, jax.tree.map(lambda x: x[None], Seen(out.obs, over, out.reward)), memory, out.state
+        return (
+            reached,
+            jax.tree.map(lambda x: x[None], Seen(out.obs, over, out.reward)),
+            memory,
+            out.state,
+        )
 
     obs, state = jax.jit(env.reset)(reset_key)
     first = jax.device_get((key_data(state), obs))
-    seen, memory, steps, over = at_start(jax.tree.map(lambda x: x[None], obs)), player.initial_memory(1), [], False
+    seen = at_start(jax.tree.map(lambda x: x[None], obs))
+    memory = player.initial_memory(1)
+    steps = []
+    over = False
     while len(steps) < max_steps and not over:
         reached, seen, memory, state = advance(len(steps), seen, memory, state)
-        *step, over = jax.device_get(reached)  # an episode of images never lies on the device as a whole
+        # An episode of images never lies on the device as a whole
+        *step, over = jax.device_get(reached)
         steps.append(step)
     states, obs, actions, rewards = zip(*steps, strict=True)
     return Recording(
@@ -95,20 +109,30 @@ def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) 
 
 
 class RecordedEnvs:
-    """The same environments; the first one's first episode is kept: pictures of its suite, else observations."""
+    """The same environments; the first one's first episode is kept: pictures of its suite, else
+    observations.
+    """
 
     def __init__(self, envs: HostEnvs):
-        self._envs, self.spec, self.num_envs = envs, envs.spec, envs.num_envs
-        self.resets_in_step, self.close, self.kill = envs.resets_in_step, envs.close, envs.kill
+        self._envs = envs
+        self.spec = envs.spec
+        self.num_envs = envs.num_envs
+        self.resets_in_step = envs.resets_in_step
+        self.close = envs.close
+        self.kill = envs.kill
         self.without_pictures = ""  # why there are none
 
     def reset(self) -> Any:
         obs = self._envs.reset()
         self._pictures: dict[int, Image.Image] = {}  # by step
-        self._obs, self._actions, self._rewards, self._over = [_first(obs)], [], [], False
+        self._obs = [_first(obs)]
+        self._actions = []
+        self._rewards = []
+        self._over = False
         try:
             self._pictures[0] = fitting(self._envs.frame())
-        except Exception as error:  # no renderer, or one that lacks something here: there is another way to draw it
+        # No renderer, or one that lacks something here: there is another way to draw it
+        except Exception as error:
             self.without_pictures = f"{reason(error)}{place_in_code(error)}"
         return obs
 
@@ -142,15 +166,20 @@ class RecordedEnvs:
         )
 
     def _keep_picture(self, time: int) -> None:
-        """Add one where it is needed or the last; those go that an episode of this length does without."""
+        """Add one where it is needed or the last; those go that an episode of this length does
+        without.
+        """
         stride = frame_stride(time)
         if time % stride and not self._over:
             return
         try:
             self._pictures[time] = fitting(self._envs.frame(), like=self._pictures[0])
-        except Exception as error:  # of a world that is broken by now, say: the episode goes on without
+        # Of a world that is broken by now, say: the episode goes on without
+        except Exception as error:
             self.without_pictures = f"{reason(error)}{place_in_code(error)}"
-        self._pictures = {step: x for step, x in self._pictures.items() if step % stride == 0 or step == time}
+        self._pictures = {
+            step: x for step, x in self._pictures.items() if step % stride == 0 or step == time
+        }
 
 
 def _first(tree: Any) -> Any:
@@ -163,7 +192,10 @@ def _stacked(steps: Sequence[Any]) -> Any:
 
 
 def draw_gif(
-    env: Env | EnvSpec, recording: Recording, path: Path, warn: Callable[[str], None] = lambda text: None
+    env: Env | EnvSpec,
+    recording: Recording,
+    path: Path,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> int:
     """Write an episode as a looping GIF, by the pictures of its suite, else by its observations.
 
@@ -182,13 +214,17 @@ def draw_gif(
     check_target(path)
     with replacing(path) as temporary:
         temporary.touch()  # fails before the work, not after it
-        paint, length = _painter(env, recording, warn), len(recording.rewards)
+        paint = _painter(env, recording, warn)
+        length = len(recording.rewards)
         steps, delays = timing(length, seconds=float(np.clip(8 / length, 0.02, 0.3)))  # 8 in all
         returns = np.cumsum([0.0, *recording.rewards])
 
         def frame(step: int) -> Image.Image:
-            picture, reward = paint(step), f"{recording.rewards[step - 1]:.3g}" if step else "-"
-            image = Image.new("RGB", (max(picture.width, NARROWEST), picture.height + CAPTION), PAPER)
+            picture = paint(step)
+            reward = f"{recording.rewards[step - 1]:.3g}" if step else "-"
+            image = Image.new(
+                "RGB", (max(picture.width, NARROWEST), picture.height + CAPTION), PAPER
+            )
             image.paste(picture, ((image.width - picture.width) // 2, 0))
             numbers = f"step {step} / {length}", f"reward {reward}", f"return {returns[step]:.4g}"
             for place, text in zip((0.02, 0.38, 0.7), numbers, strict=True):
@@ -196,15 +232,29 @@ def draw_gif(
                 ImageDraw.Draw(image).text(at, text, INK, font(11), anchor="lm")
             return image
 
-        sample = np.concatenate([np.asarray(frame(step)) for step in steps[:: -(-len(steps) // 16)]])
+        sample = np.concatenate(
+            [np.asarray(frame(step)) for step in steps[:: -(-len(steps) // 16)]]
+        )
         palette = Image.fromarray(sample).quantize(COLORS, Image.Quantize.FASTOCTREE)
-        first, *others = (frame(step).quantize(palette=palette, dither=Image.Dither.NONE) for step in steps)
-        first.save(temporary, "GIF", save_all=True, append_images=others, duration=delays, loop=0, optimize=True)
+        first, *others = (
+            frame(step).quantize(palette=palette, dither=Image.Dither.NONE) for step in steps
+        )
+        first.save(
+            temporary,
+            "GIF",
+            save_all=True,
+            append_images=others,
+            duration=delays,
+            loop=0,
+            optimize=True,
+        )
     return len(steps)
 
 
 def timing(length: int, seconds: float) -> tuple[list[int], list[int]]:
-    """After which steps of an episode a frame is drawn, and for how many milliseconds each is shown."""
+    """After which steps of an episode a frame is drawn, and for how many milliseconds each is
+    shown.
+    """
     stride = frame_stride(length)
     steps = [*range(0, length, stride), length]
     delay = min(stride * seconds, max(seconds, LONGEST_DELAY))
@@ -213,7 +263,8 @@ def timing(length: int, seconds: float) -> tuple[list[int], list[int]]:
     return steps, [*delays[:-1], LAST_DELAY]
 
 
-# -------------------------------------------------------------------------------------------------- pictures of a step
+# --------------------------------------------------------------------------------------------------
+# pictures of a step
 
 
 def _painter(env: Env | EnvSpec, recording: Recording, warn: Callable[[str], None]) -> Paint:
@@ -226,7 +277,9 @@ def _painter(env: Env | EnvSpec, recording: Recording, warn: Callable[[str], Non
         return recording.paint
     if isinstance(env, Env):
         try:
-            if shown := _pictures_of_states(env, recording.states, lambda why: warn(f"{missing}: {why}")):
+            if shown := _pictures_of_states(
+                env, recording.states, lambda why: warn(f"{missing}: {why}")
+            ):
                 return shown
         except Exception as error:  # no graphics library, or a pole of length 0
             why = f"{reason(error)}{place_in_code(error)}"
@@ -235,14 +288,21 @@ def _painter(env: Env | EnvSpec, recording: Recording, warn: Callable[[str], Non
     return _paint_observations(env, recording, warn)
 
 
-def _paint_observations(env: Env | EnvSpec, recording: Recording, warn: Callable[[str], None]) -> Paint:
-    """Pictures of maps, and of all other numbers below them; of a map that is alone without actions and rewards."""
+def _paint_observations(
+    env: Env | EnvSpec, recording: Recording, warn: Callable[[str], None]
+) -> Paint:
+    """Pictures of maps, and of all other numbers below them; of a map that is alone without actions
+    and rewards.
+    """
 
     def names_for(count: int) -> tuple[str, ...]:
         names = recording.obs_names
         if not names or len(names) == count:
             return names
-        warn(f"obs_names of {env.name} are {len(names)}, for observations of {count}: drawn without them")
+        warn(
+            f"obs_names of {env.name} are {len(names)}, for observations of {count}: drawn "
+            "without them"
+        )
         return ()
 
     seen = [x for x in spaces.leaves(env.observation_space, recording.obs) if not is_mask(x[0])]
@@ -258,7 +318,8 @@ def _paint_observations(env: Env | EnvSpec, recording: Recording, warn: Callable
 
 
 def _pictures_of_states(env: Env, states: Any, warn: Callable[[str], None]) -> Paint | None:
-    """Pictures by the suite's own renderer; None where it has none. Raises what the renderer raises at first.
+    """Pictures by the suite's own renderer; None where it has none. Raises what the renderer raises
+    at first.
 
     Later it costs a picture, which `warn` is told once: that of a step before takes its place.
     """
@@ -269,7 +330,8 @@ def _pictures_of_states(env: Env, states: Any, warn: Callable[[str], None]) -> P
     first = frame_at(0)
     if first is None:
         return None
-    newest, warned = fitting(first), False
+    newest = fitting(first)
+    warned = False
     begin = newest
 
     def paint(step: int) -> Image.Image:

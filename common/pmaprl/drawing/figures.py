@@ -1,4 +1,6 @@
-"""Figures by matplotlib: learning curves with bands, `curve.png` of one run and `population.png` of a population."""
+"""Figures by matplotlib: learning curves with bands, `curve.png` of one run and `population.png` of
+a population.
+"""
 
 import math
 from pathlib import Path
@@ -21,7 +23,8 @@ AXES = {
     RECENT: "episode return (mean of the last 100)",
     EVALUATION: "episode return (greedy evaluation)",
 }
-# Told apart by colour-blind eyes: Okabe and Ito's, without yellow, which is faint on white. With the dashes 28 styles.
+# Told apart by colour-blind eyes: Okabe and Ito's, without yellow, which is faint on white. With
+# the dashes 28 styles.
 COLORS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"
 DASHES = "-", "--", "-.", ":"
 MARKERS = {"-": "o", "--": "s", "-.": "^", ":": "D"}  # of a single point, which shows no dashes
@@ -37,7 +40,8 @@ class Line(NamedTuple):
     band: Interval | None = None
     seeds: np.ndarray | None = None  # [S, P], drawn thin
     style: int = 0  # index of colour and dashes
-    how: dict[str, Any] = {}  # further properties of matplotlib's lines, before `style`; not to be changed
+    # Further properties of matplotlib's lines, before `style`; not to be changed
+    how: dict[str, Any] = {}
 
 
 class Panel(NamedTuple):
@@ -48,29 +52,37 @@ class Panel(NamedTuple):
     x: str = ""
     ylabel: str = ""
     log: str = ""  # "x" or "y": the axis that is logarithmic
-    xticks: tuple[float, ...] = ()  # the places of the horizontal axis that are named, where they are few
+    # The places of the horizontal axis that are named, where they are few
+    xticks: tuple[float, ...] = ()
     is_apart: bool = False  # points that would hide each other are side by side
 
 
 def draw_curve(run_dir: Path, title: str) -> Path:
-    """Draw training and evaluation returns of `run_dir` against environment steps; returns the picture's path."""
-    lines, labels = [], {TRAINING: "training, episodes of each interval", EVALUATION: "greedy evaluation"}
+    """Draw training and evaluation returns of `run_dir` against environment steps; returns the
+    picture's path.
+    """
+    lines = []
+    labels = {TRAINING: "training, episodes of each interval", EVALUATION: "greedy evaluation"}
     for name, series in read_log(run_dir, labels).series.items():
         steps, values = align([series])
         values = values[np.isfinite(values).any(axis=1)]
         if len(values):
-            style, seeds = list(labels).index(name), values if len(values) > 1 else None
-            lines.append(Line(labels[name], steps, values.mean(axis=0), seeds=seeds, style=style))
+            style = list(labels).index(name)
+            seeds = values if len(values) > 1 else None
+            lines.append(
+                Line(label=labels[name], x=steps, y=values.mean(axis=0), seeds=seeds, style=style)
+            )
     if lines and lines[0].seeds is not None:
         title += f", {len(lines[0].seeds)} seeds and their mean"
     return _save(draw([Panel(title, lines)], "env_steps", "episode return"), run_dir / "curve.png")
 
 
 def draw_population(run_dir: Path, title: str, values: dict[str, list[float]]) -> Path:
-    """Draw the members of `run_dir`, which began with these `values` by flag, [S]; returns the picture's path.
+    """Draw the members of `run_dir`, which began with these `values` by flag, [S]; returns the
+    picture's path.
 
-    Beside all learning curves stands for each flag the last return against its value, or, where members evolve, its
-    values over time, with the descent of the best member.
+    Beside all learning curves stands for each flag the last return against its value, or, where
+    members evolve, its values over time, with the descent of the best member.
     """
     source = "pbt/source"
     log = read_log(run_dir, (TRAINING, EVALUATION, source, *(f"hyper/{name}" for name in values)))
@@ -81,10 +93,16 @@ def draw_population(run_dir: Path, title: str, values: dict[str, list[float]]) -
     panels = [_curves_of_members(log, best)]
     for name, x in values.items():
         if source in log.series:
-            panels.append(_descent(name, log.series[f"hyper/{name}"], log.series[source].values.astype(int), best))
+            panels.append(
+                _descent(
+                    name, log.series[f"hyper/{name}"], log.series[source].values.astype(int), best
+                )
+            )
         else:
             panels.append(_values_of_members(name, np.array(x), returns, best))
-    return _save(draw(panels, "env_steps", AXES[TRAINING], plain_text(title)), run_dir / "population.png")
+    return _save(
+        draw(panels, "env_steps", AXES[TRAINING], plain_text(title)), run_dir / "population.png"
+    )
 
 
 def _save(figure: Any, path: Path) -> Path:
@@ -94,8 +112,8 @@ def _save(figure: Any, path: Path) -> Path:
 
 
 def descent(sources: np.ndarray, member: int) -> np.ndarray:
-    """Where the weights that `member` has in the end were before each of the exchanges [P, S], and after the last one:
-    places among the members, [P + 1].
+    """Where the weights that `member` has in the end were before each of the exchanges [P, S], and
+    after the last one: places among the members, [P + 1].
     """
     path = [member]
     for source in sources[::-1]:
@@ -109,9 +127,19 @@ def _curves_of_members(log: Log, best: int | None) -> Panel:
     if TRAINING in log.series and best is not None:
         steps, values = align([log.series[TRAINING]])
         there = np.isfinite(values).any(axis=0)
-        steps, values = steps[there], values[:, there]
-        lines.append(Line(f"median of {len(values)}", steps, np.nanmedian(values, axis=0), seeds=values))
-        lines.append(Line(f"member {best}, the best in the end", steps, values[best], style=1))
+        steps = steps[there]
+        values = values[:, there]
+        lines.append(
+            Line(
+                label=f"median of {len(values)}",
+                x=steps,
+                y=np.nanmedian(values, axis=0),
+                seeds=values,
+            )
+        )
+        lines.append(
+            Line(label=f"member {best}, the best in the end", x=steps, y=values[best], style=1)
+        )
     return Panel("", lines)
 
 
@@ -120,18 +148,29 @@ FEW_VALUES = 5  # of a flag, each of which has a tick
 
 def _values_of_members(name: str, x: np.ndarray, returns: np.ndarray, best: int | None) -> Panel:
     """The last return against the value of a flag; what broke stands at the foot as a cross."""
-    alive, lines = np.isfinite(returns), []
+    alive = np.isfinite(returns)
+    lines = []
     dots = {"linestyle": "", "marker": "o", "alpha": 0.6}
     values = np.unique(x)
     is_log = bool(values[0] > 0 and values[-1] >= 10 * values[0])
     at = x
     if best is not None:
         x = side_by_side(at, np.where(alive, returns, returns[alive].min()), is_log)
-        lines.append(Line("member", x[alive], returns[alive], how=dots))
-        lines.append(Line("the best", x[[best]], returns[[best]], style=1, how=dots | {"alpha": 1, "markersize": 7}))
+        lines.append(Line(label="member", x=x[alive], y=returns[alive], how=dots))
+        lines.append(
+            Line(
+                label="the best",
+                x=x[[best]],
+                y=returns[[best]],
+                style=1,
+                how=dots | {"alpha": 1, "markersize": 7},
+            )
+        )
         if not alive.all():
             foot = np.full(np.sum(~alive), returns[alive].min())
-            lines.append(Line("broke", x[~alive], foot, style=6, how=dots | {"marker": "x"}))
+            lines.append(
+                Line(label="broke", x=x[~alive], y=foot, style=6, how=dots | {"marker": "x"})
+            )
     return Panel(
         title="",
         lines=lines,
@@ -143,14 +182,18 @@ def _values_of_members(name: str, x: np.ndarray, returns: np.ndarray, best: int 
     )
 
 
-def side_by_side(x: np.ndarray, y: np.ndarray, is_log: bool = False, width: float = 0.0) -> np.ndarray:
-    """Move those points (x, y) apart that would hide each other, x being equal and y nearly so: a small row, by y.
+def side_by_side(
+    x: np.ndarray, y: np.ndarray, is_log: bool = False, width: float = 0.0
+) -> np.ndarray:
+    """Move those points (x, y) apart that would hide each other, x being equal and y nearly so: a
+    small row, by y.
 
     Args:
         x: Places [S] on the horizontal axis.
         y: Places [S] on the vertical axis.
         is_log: The horizontal axis is logarithmic.
-        width: Length of the horizontal axis, of logarithms where it is one of these; 0: that between the points.
+        width: Length of the horizontal axis, of logarithms where it is one of these; 0: that
+            between the points.
 
     Returns:
         The new x [S].
@@ -172,13 +215,30 @@ def side_by_side(x: np.ndarray, y: np.ndarray, is_log: bool = False, width: floa
 
 def _descent(name: str, series: Series, sources: np.ndarray, best: int | None) -> Panel:
     """The values of all members over time, and in front those of the ancestors of the best one."""
-    values, how = series.values, {"drawstyle": "steps-post"}  # a value holds until the next exchange
+    values = series.values  # a value holds until the next exchange
+    how = {"drawstyle": "steps-post"}
     dotted = how | {"linestyle": ":"}
-    lines = [Line("member 0, the control", series.steps, values[:, 0], seeds=values.T, how=dotted)]
+    lines = [
+        Line(
+            label="member 0, the control",
+            x=series.steps,
+            y=values[:, 0],
+            seeds=values.T,
+            how=dotted,
+        )
+    ]
     if best is not None:
         path = descent(sources, best)[1:]  # after the exchange of each row
-        lines.append(Line("descent of the best", series.steps, values[np.arange(len(path)), path], style=1, how=how))
-    return Panel("", lines, "", name, "y" * _spans_decades(values))
+        lines.append(
+            Line(
+                label="descent of the best",
+                x=series.steps,
+                y=values[np.arange(len(path)), path],
+                style=1,
+                how=how,
+            )
+        )
+    return Panel(title="", lines=lines, x="", ylabel=name, log="y" * _spans_decades(values))
 
 
 def _spans_decades(values: np.ndarray) -> bool:
@@ -196,7 +256,14 @@ class Limits(NamedTuple):
 EVERYTHING = Limits()
 
 
-def draw(panels: list[Panel], x: str, ylabel: str, title: str = "", note: str = "", limits: Limits = EVERYTHING) -> Any:
+def draw(
+    panels: list[Panel],
+    x: str,
+    ylabel: str,
+    title: str = "",
+    note: str = "",
+    limits: Limits = EVERYTHING,
+) -> Any:
     """Draw a matplotlib Figure with one axes for each panel.
 
     Args:
@@ -230,7 +297,9 @@ def draw(panels: list[Panel], x: str, ylabel: str, title: str = "", note: str = 
         if panel.ylabel or index % across == 0:
             text = plain_text(panel.ylabel or ylabel)
             is_small = len(panels) > 1
-            axes.set_ylabel(text.replace(" (", "\n(") if is_small else text, fontsize=9 if is_small else 10)
+            axes.set_ylabel(
+                text.replace(" (", "\n(") if is_small else text, fontsize=9 if is_small else 10
+            )
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     if shared:
@@ -292,7 +361,8 @@ LEGEND_ROWS = 18
 
 def _add_legend(axes: Any, title: str) -> None:
     """Add a legend above the axes, which never hides a curve, or beside them where it is long."""
-    handles, labels = axes.get_legend_handles_labels()  # given, because matplotlib warns where it finds none itself
+    # Given, because matplotlib warns where it finds none itself
+    handles, labels = axes.get_legend_handles_labels()
     look = {
         "title": plain_text(title),
         "title_fontproperties": {"weight": "bold"},
@@ -306,12 +376,20 @@ def _add_legend(axes: Any, title: str) -> None:
         longest = max(map(len, labels), default=0)
         room = 12 * axes.figure.get_figwidth() / axes.get_gridspec().ncols  # characters
         columns = max(1, min(len(labels), int(room / (longest + 8))))
-        place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "ncols": columns, "fontsize": 9}
+        place = {
+            "loc": "lower left",
+            "bbox_to_anchor": (0, 1),
+            "borderaxespad": 0.2,
+            "ncols": columns,
+            "fontsize": 9,
+        }
     axes.legend(handles, labels, **place, **look)
 
 
 def _add_shared_legend(figure: Any, title: str) -> None:
-    """Add one legend with all labels of the axes of a figure, below the title, which could lie on it elsewhere."""
+    """Add one legend with all labels of the axes of a figure, below the title, which could lie on
+    it elsewhere.
+    """
     entries = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -332,8 +410,11 @@ class Grid(NamedTuple):
     values: np.ndarray  # [R, C], NaN where nothing is known
 
 
-def draw_grids(grids: list[Grid], x: str, y: str, values: str, title: str = "", note: str = "") -> Any:
-    """Draw a matplotlib Figure with a heat map for each grid, whose axes are the factors `x` and `y`.
+def draw_grids(
+    grids: list[Grid], x: str, y: str, values: str, title: str = "", note: str = ""
+) -> Any:
+    """Draw a matplotlib Figure with a heat map for each grid, whose axes are the factors `x` and
+    `y`.
 
     Below stands the `note`.
     """
@@ -356,7 +437,15 @@ def draw_grids(grids: list[Grid], x: str, y: str, values: str, title: str = "", 
         for row, column in np.argwhere(np.isfinite(grid.values)):
             dark = image.norm(grid.values[row, column]) < 0.6
             text = f"{grid.values[row, column]:.4g}"
-            axes.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
+            axes.text(
+                column,
+                row,
+                text,
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white" if dark else "black",
+            )
     for axes in places[len(grids) :]:
         axes.set_axis_off()
     if title:
@@ -367,22 +456,36 @@ def draw_grids(grids: list[Grid], x: str, y: str, values: str, title: str = "", 
 
 
 def shade(place: float) -> tuple[float, ...]:
-    """The colour of a number between 0, the smallest, and 1, the largest; the lightest ones are left out."""
+    """The colour of a number between 0, the smallest, and 1, the largest; the lightest ones are
+    left out.
+    """
     from matplotlib import colormaps
 
     return colormaps[SEQUENTIAL](0.92 * place)
 
 
 def _draw_line(axes: Any, line: Line) -> None:
-    how = {"color": COLORS[line.style % len(COLORS)], "marker": "o" * (0 < len(line.x) <= 12), "markersize": 4}
+    how = {
+        "color": COLORS[line.style % len(COLORS)],
+        "marker": "o" * (0 < len(line.x) <= 12),
+        "markersize": 4,
+    }
     how |= {"linestyle": DASHES[line.style % len(DASHES)]} | line.how
     if len(line.x) == 1 and "marker" not in line.how:
         how |= {"marker": MARKERS[how["linestyle"]], "markersize": 6, "linestyle": ""}
     if line.seeds is not None:
         faint = max(0.12, 0.8 / math.sqrt(len(line.seeds)))
-        axes.plot(line.x, line.seeds.T, **how | {"linestyle": "-", "markersize": 2}, alpha=faint, linewidth=0.8)
+        axes.plot(
+            line.x,
+            line.seeds.T,
+            **how | {"linestyle": "-", "markersize": 2},
+            alpha=faint,
+            linewidth=0.8,
+        )
     if line.band and len(line.x) > 1:
-        axes.fill_between(line.x, line.band.low, line.band.high, color=how["color"], alpha=0.18, linewidth=0)
+        axes.fill_between(
+            line.x, line.band.low, line.band.high, color=how["color"], alpha=0.18, linewidth=0
+        )
     elif line.band:
         errors = [line.y - line.band.low, line.band.high - line.y]
         axes.errorbar(line.x, line.y, errors, color=how["color"], capsize=4, linewidth=1.2)

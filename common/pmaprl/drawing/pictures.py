@@ -1,4 +1,6 @@
-"""Pictures of a step: their size and colours, and observations that are maps, as grids with a legend."""
+"""Pictures of a step: their size and colours, and observations that are maps, as grids with a
+legend.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,13 +12,23 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 from pmaprl.cli.errors import UsageError, printable
 
 Paint = Callable[[int], Image.Image]  # the picture after so many steps of an episode
-WIDTH, HEIGHT = 360, 300  # pixels that a picture of a suite fills at most
+WIDTH = 360  # pixels that a picture of a suite fills at most
+HEIGHT = 300
 
 # Told apart by colour-blind eyes (Okabe and Ito).
-BLUE, ORANGE, GREEN, SKY = "#0072B2", "#E69F00", "#009E73", "#56B4E9"
-RED, PURPLE, YELLOW = "#D55E00", "#CC79A7", "#F0E442"
-INK, FLOOR, GREY, PAPER = "#2B2F36", "#3C424C", "#8A9099", "#FFFFFF"
-CHANNELS = ORANGE, SKY, GREEN, YELLOW, RED, PURPLE, BLUE, PAPER, GREY  # of a grid, one after the other
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+SKY = "#56B4E9"
+RED = "#D55E00"
+PURPLE = "#CC79A7"
+YELLOW = "#F0E442"
+INK = "#2B2F36"
+FLOOR = "#3C424C"
+GREY = "#8A9099"
+PAPER = "#FFFFFF"
+# Of a grid, one after the other
+CHANNELS = ORANGE, SKY, GREEN, YELLOW, RED, PURPLE, BLUE, PAPER, GREY
 
 MARGIN = 24  # pixels at the left and below a grid, for the numbers of its columns and rows
 LEGEND = 150  # pixels beside a grid
@@ -43,7 +55,8 @@ def shortened(text: str, pixels: float, size: int) -> str:
 
 
 def fitting(frame: np.ndarray, like: Image.Image | None = None) -> Image.Image:
-    """A frame [H, W, 3] in bytes as large or as small as other pictures, by a whole number of times.
+    """A frame [H, W, 3] in bytes as large or as small as other pictures, by a whole number of
+    times.
 
     Raises UsageError where it is something else, or not as large as `like` becomes.
     """
@@ -74,7 +87,8 @@ def below(paints: Sequence[Paint]) -> Paint:
     def paint(step: int) -> Image.Image:
         pictures = [paint(step) for paint in paints]
         size = max(x.width for x in pictures), sum(x.height for x in pictures)
-        image, top = Image.new("RGB", size, PAPER), 0
+        image = Image.new("RGB", size, PAPER)
+        top = 0
         for picture in pictures:
             image.paste(picture, (0, top))
             top += picture.height
@@ -84,7 +98,8 @@ def below(paints: Sequence[Paint]) -> Paint:
 
 
 def grid(obs: np.ndarray, names_for: Callable[[int], Sequence[str]], title: str = "") -> Paint:
-    """Pictures of observations that are maps: a colour per channel, the first in front, or the image itself.
+    """Pictures of observations that are maps: a colour per channel, the first in front, or the
+    image itself.
 
     Args:
       obs: [T + 1, H, W] or [T + 1, H, W, C].
@@ -94,14 +109,17 @@ def grid(obs: np.ndarray, names_for: Callable[[int], Sequence[str]], title: str 
     maps = obs if obs.ndim == 4 else obs[..., None]
     count = maps.shape[-1]
     is_image = count == 3 and not all(np.isin(frame, (0, 1)).all() for frame in maps)
-    low, high = min(0.0, float(np.nanmin(maps))), float(np.nanmax(maps))
+    low = min(0.0, float(np.nanmin(maps)))
+    high = float(np.nanmax(maps))
     high = 255.0 if is_image and maps.dtype == np.uint8 else high
     chosen = (PAPER,) if count == 1 else CHANNELS
     colors = np.array([ImageColor.getrgb(color) for color in chosen])
     legend = None if is_image else _legend(count, names_for(count), low, high, title)
 
     def paint(step: int) -> Image.Image:
-        values = np.nan_to_num((maps[step].astype(np.float32) - low) / max(high - low, 1e-9)).clip(0, 1)
+        values = np.nan_to_num((maps[step].astype(np.float32) - low) / max(high - low, 1e-9)).clip(
+            0, 1
+        )
         pixels = 255 * values
         if not is_image:
             pixels = np.broadcast_to(np.float32(ImageColor.getrgb(FLOOR)), (*values.shape[:2], 3))
@@ -136,7 +154,9 @@ def _legend(count: int, names: Sequence[str], low: float, high: float, title: st
 
 
 def _with_legend(picture: Image.Image, shape: tuple[int, int], legend: Image.Image) -> Image.Image:
-    """A picture of a grid of this shape with lines between cells, numbers of columns and rows, and a legend."""
+    """A picture of a grid of this shape with lines between cells, numbers of columns and rows, and
+    a legend.
+    """
     cell = picture.width // shape[1]
     height = max(picture.height + MARGIN, legend.height)
     image = Image.new("RGB", (MARGIN + picture.width + LEGEND, height), PAPER)

@@ -1,4 +1,6 @@
-"""Numbers of an episode over its steps: observations, actions, reward and return, with ticks and a legend."""
+"""Numbers of an episode over its steps: observations, actions, reward and return, with ticks and a
+legend.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,9 +14,14 @@ from pmaprl.envs import spaces
 from pmaprl.envs.spaces import Box, Space
 
 MOST_LINES = 8  # numbers of a group; more are drawn as shades instead of as lines
-LEFT, PLOT, RIGHT = 66, 330, 184  # pixels: ticks, the episode, and names with what they are
-TITLE, BOTTOM = 22, 36  # pixels above each group, and below the last one
-TRACK, LOW_TRACK, MOST_TRACKS = 38, 30, 8  # pixels of a track, of a lower one, and tracks that may be high
+LEFT = 66  # pixels: ticks, the episode, and names with what they are
+PLOT = 330
+RIGHT = 184
+TITLE = 22  # pixels above each group, and below the last one
+BOTTOM = 36
+TRACK = 38  # pixels of a track, of a lower one, and tracks that may be high
+LOW_TRACK = 30
+MOST_TRACKS = 8
 SHADES = 150  # pixels of a group that is drawn as shades
 FILLED = 0.62  # share of a track's height that its line fills
 SIZE = 11  # pixels of texts
@@ -59,13 +66,17 @@ class Placed(NamedTuple):
 
 
 def groups_of(
-    recording: Any, observed: Sequence[tuple], action_space: Space, names_for: Callable[[int], Sequence[str]]
+    recording: Any,
+    observed: Sequence[tuple],
+    action_space: Space,
+    names_for: Callable[[int], Sequence[str]],
 ) -> list[Group]:
     """All numbers of a `Recording`.
 
     Args:
       recording: the episode.
-      observed: of each part of its observations the name, the leaf of the space, and the numbers [T + 1, ...].
+      observed: of each part of its observations the name, the leaf of the space, and the numbers [T
+          + 1, ...].
       action_space: the environment's.
       names_for: gives the names of so many numbers of an observation, or none.
     """
@@ -75,7 +86,9 @@ def groups_of(
     steps = len(recording.rewards)
     taken = spaces.clip(recording.actions, action_space, (steps,), np)
     acted = spaces.leaves(action_space, taken)
-    action = [_after_steps(track) for name, leaf, x in acted for track in _tracks("action", name, leaf, x)]
+    action = [
+        _after_steps(track) for name, leaf, x in acted for track in _tracks("action", name, leaf, x)
+    ]
     returns = np.cumsum([0.0, *recording.rewards])
     reward = [_after_steps(_track("reward", recording.rewards)), _track("return", returns)]
     groups = Group("observations", obs), Group("actions", action), Group("rewards", reward)
@@ -83,7 +96,9 @@ def groups_of(
 
 
 def _tracks(kind: str, name: str, leaf: spaces.Leaf, values: np.ndarray) -> list[Track]:
-    """Tracks of the numbers [T, ...] of a leaf with this name, which may be empty, or the place in a tuple."""
+    """Tracks of the numbers [T, ...] of a leaf with this name, which may be empty, or the place in
+    a tuple.
+    """
     flat = np.reshape(values, (len(values), -1)).astype(float)
     indices = [",".join(map(str, index)) for index in np.ndindex(*values.shape[1:])]
     if not any(map(str.isalpha, name)):
@@ -93,7 +108,9 @@ def _tracks(kind: str, name: str, leaf: spaces.Leaf, values: np.ndarray) -> list
     tracks = [_track(label, x) for label, x in zip(named, flat.T, strict=True)]
     if isinstance(leaf, Box):
         return tracks
-    return [track._replace(low=0.0, high=n - 1.0) for track, n in zip(tracks, leaf.nvec, strict=True)]
+    return [
+        track._replace(low=0.0, high=n - 1.0) for track, n in zip(tracks, leaf.nvec, strict=True)
+    ]
 
 
 def _track(name: str, values: np.ndarray) -> Track:
@@ -101,7 +118,7 @@ def _track(name: str, values: np.ndarray) -> Track:
     numbers = np.asarray(values, float)
     finite = numbers[np.isfinite(numbers)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
-    return Track(name, numbers, low, high)
+    return Track(name=name, values=numbers, low=low, high=high)
 
 
 def _after_steps(track: Track) -> Track:
@@ -112,8 +129,8 @@ def _after_steps(track: Track) -> Track:
 def paint_tracks(groups: list[Group]) -> Paint:
     """Pictures of tracks over the steps, each in its own range, with a mark that moves along.
 
-    Beside each stands its name and what it is at the mark. Groups of many are drawn as shades, from the lowest to the
-    highest value of each number.
+    Beside each stands its name and what it is at the mark. Groups of many are drawn as shades, from
+    the lowest to the highest value of each number.
     """
     placed = _placed(groups)
     length = len(groups[0].tracks[0].values) - 1
@@ -138,12 +155,14 @@ def _placed(groups: list[Group]) -> list[Placed]:
     """The groups, one below the other."""
     lines = sum(len(group.tracks) for group in groups if not group.in_shades)
     track = TRACK if lines <= MOST_TRACKS else LOW_TRACK
-    placed, top, first = [], TITLE, 0
+    placed = []
+    top = TITLE
+    first = 0
     for group in groups:
         count = 0 if group.in_shades else len(group.tracks)
         height = count * track or SHADES
         colors = [COLORS[(first + index) % len(COLORS)] for index in range(count)]
-        placed.append(Placed(group, top, height, colors))
+        placed.append(Placed(group=group, top=top, height=height, colors=colors))
         first += count
         top += height + TITLE
     return placed
@@ -154,7 +173,8 @@ def _background(placed: list[Placed], length: int) -> Image.Image:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    width, height = LEFT + PLOT + RIGHT, placed[-1].top + placed[-1].height + BOTTOM
+    width = LEFT + PLOT + RIGHT
+    height = placed[-1].top + placed[-1].height + BOTTOM
     figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
     canvas = FigureCanvasAgg(figure)
     for place in placed:
@@ -179,14 +199,22 @@ def _plot_lines(axes: Any, place: Placed) -> None:
     for index, track in enumerate(place.group.tracks):
         low = (1 - FILLED) / 2 - index - 1
         spread = track.high - track.low
-        shares = (track.values - track.low) / spread if spread else np.where(np.isnan(track.values), np.nan, 0.5)
+        shares = (
+            (track.values - track.low) / spread
+            if spread
+            else np.where(np.isnan(track.values), np.nan, 0.5)
+        )
         shares = np.where(np.isfinite(shares), shares, np.nan)
         steps = np.arange(len(shares))
         style = "steps-pre" if track.of_steps else "default"
         marker = "." if np.isfinite(shares).sum() == 1 else ""  # one point has no line
         color = place.colors[index]
-        axes.plot(steps, low + FILLED * shares, color, drawstyle=style, marker=marker, linewidth=1.4)
-        ends = {low: track.low, low + FILLED: track.high} if spread else {low + FILLED / 2: track.low}
+        axes.plot(
+            steps, low + FILLED * shares, color, drawstyle=style, marker=marker, linewidth=1.4
+        )
+        ends = (
+            {low: track.low, low + FILLED: track.high} if spread else {low + FILLED / 2: track.low}
+        )
         ticks |= {at: f"{end:.3g}" for at, end in ends.items()}
         axes.axhline(-index, color="#D9DDE2", linewidth=0.6)
     axes.set_ylim(-len(place.group.tracks), 0)
@@ -197,7 +225,9 @@ def _plot_shades(axes: Any, place: Placed) -> None:
     """Draw numbers below each other as shades, with ticks at some of their places."""
     tracks = place.group.tracks
     values = np.stack([track.values for track in tracks])
-    low, high = (np.array([getattr(track, end) for track in tracks])[:, None] for end in ("low", "high"))
+    low, high = (
+        np.array([getattr(track, end) for track in tracks])[:, None] for end in ("low", "high")
+    )
     shares = np.ma.masked_invalid((values - low) / np.maximum(high - low, 1e-30))
     axes.imshow(shares, BLUES, aspect="auto", interpolation="nearest", vmin=0, vmax=1)
     axes.set_yticks(_rows_with_names(tracks))
@@ -210,7 +240,8 @@ def _rows_with_names(tracks: list[Track]) -> list[int]:
 
 def _write_legend(canvas: ImageDraw.ImageDraw, place: Placed) -> None:
     """Write the group's title, and what its colours are."""
-    left, above = LEFT + PLOT + 8, place.top - TITLE / 2
+    left = LEFT + PLOT + 8
+    above = place.top - TITLE / 2
     tracks = place.group.tracks
     canvas.text((LEFT, above), place.group.title, INK, font(12), anchor="lm")
     if place.group.in_shades:

@@ -1,4 +1,6 @@
-"""Bytes in observations. Networks see them between 0 and 1, by the bounds of their space or by --byte-max."""
+"""Bytes in observations. Networks see them between 0 and 1, by the bounds of their space or by
+--byte-max.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +15,9 @@ SMALLEST_PICTURE = 16  # pixels of the shorter side, below which an image may be
 
 
 def with_byte_max(space: Space, dtype: Any, byte_max: int) -> Space:
-    """An observation space whose bytes, by a tree of types, are 0 to `byte_max`; as it is where that is 0."""
+    """An observation space whose bytes, by a tree of types, are 0 to `byte_max`; as it is where
+    that is 0.
+    """
 
     def bounded(leaf, dtype):
         if not (byte_max and is_bytes(leaf, dtype)):
@@ -26,7 +30,9 @@ def with_byte_max(space: Space, dtype: Any, byte_max: int) -> Space:
 
 def spec_with_byte_max(spec: EnvSpec, byte_max: int) -> EnvSpec:
     """The same for what a policy knows of its environment."""
-    return spec._replace(observation_space=with_byte_max(spec.observation_space, spec.obs_dtype, byte_max))
+    return spec._replace(
+        observation_space=with_byte_max(spec.observation_space, spec.obs_dtype, byte_max)
+    )
 
 
 def is_bytes(leaf: Any, dtype: Any) -> bool:
@@ -34,7 +40,9 @@ def is_bytes(leaf: Any, dtype: Any) -> bool:
 
 
 def describe_bytes(args: Any, spec: EnvSpec) -> dict[str, str]:
-    """Notes for the header of a run on bytes that may be codes, though their bounds are those of pixels."""
+    """Notes for the header of a run on bytes that may be codes, though their bounds are those of
+    pixels.
+    """
     if args.byte_max or getattr(args, "normalize_obs", False):
         return {}
     found = [f"{name} {leaf}".strip() for name, leaf in _possible_codes(spec)]
@@ -45,7 +53,9 @@ def describe_bytes(args: Any, spec: EnvSpec) -> dict[str, str]:
 
 
 def _possible_codes(spec: EnvSpec) -> Iterator[tuple[str, Box]]:
-    """Names and spaces of parts that are bytes from 0 to 255, or without bounds, and no picture by their size."""
+    """Names and spaces of parts that are bytes from 0 to 255, or without bounds, and no picture by
+    their size.
+    """
     for name, leaf, dtype in leaves(spec.observation_space, spec.obs_dtype):
         if is_mask(name) or not is_bytes(leaf, dtype) or not leaf.shape:
             continue

@@ -1,6 +1,8 @@
-"""Special entries of observations, action masks and privileged state, and the units in which policies act.
+"""Special entries of observations, action masks and privileged state, and the units in which
+policies act.
 
-`action_mask` says which actions are legal, critics alone see `privileged_state`, and a Box is -1 .. 1 for a policy.
+`action_mask` says which actions are legal, critics alone see `privileged_state`, and a Box is -1 ..
+1 for a policy.
 """
 
 import math
@@ -13,7 +15,17 @@ import numpy as np
 
 from pmaprl.cli.errors import FailedEnvError, UsageError
 from pmaprl.envs import spaces
-from pmaprl.envs.spaces import MASK, PRIVILEGED, Box, Discrete, EnvSpec, Space, batch_shape, choices_of, leaves
+from pmaprl.envs.spaces import (
+    MASK,
+    PRIVILEGED,
+    Box,
+    Discrete,
+    EnvSpec,
+    Space,
+    batch_shape,
+    choices_of,
+    leaves,
+)
 
 
 def has_privileged(space: Space) -> bool:
@@ -22,17 +34,24 @@ def has_privileged(space: Space) -> bool:
 
 def without_privileged(tree: Any) -> Any:
     """The part that policies see of an observation space, or of another tree like it."""
-    return {name: part for name, part in tree.items() if name != PRIVILEGED} if has_privileged(tree) else tree
+    return (
+        {name: part for name, part in tree.items() if name != PRIVILEGED}
+        if has_privileged(tree)
+        else tree
+    )
 
 
 def policy_spec(env: EnvSpec) -> EnvSpec:
     """The same with the part of observations that policies see."""
-    space, dtype = without_privileged(env.observation_space), without_privileged(env.obs_dtype)
+    space = without_privileged(env.observation_space)
+    dtype = without_privileged(env.obs_dtype)
     return env._replace(observation_space=space, obs_dtype=dtype)
 
 
 def completed(obs: Any, env: EnvSpec) -> Any:
-    """Observations [N, ...] with zeros for a missing privileged part: a policy acts without its critic."""
+    """Observations [N, ...] with zeros for a missing privileged part: a policy acts without its
+    critic.
+    """
     if not has_privileged(env.observation_space) or PRIVILEGED in obs:
         return obs
     return obs | {PRIVILEGED: env.example_obs(*batch_shape(obs))[PRIVILEGED]}
@@ -47,9 +66,11 @@ def is_mask(name: str) -> bool:
 
 
 def legal_actions(obs: Any, numpy: Any = jnp) -> jax.Array | None:
-    """For each choice of an action whether it is legal, [..., sum(nvec)]; None where observations say nothing of it.
+    """For each choice of an action whether it is legal, [..., sum(nvec)]; None where observations
+    say nothing of it.
 
-    A mask may have parts, one for each component of a MultiDiscrete action, or for each part of an action with choices.
+    A mask may have parts, one for each component of a MultiDiscrete action, or for each part of an
+    action with choices.
     """
     if not isinstance(obs, Mapping) or MASK not in obs:
         return None
@@ -59,12 +80,14 @@ def legal_actions(obs: Any, numpy: Any = jnp) -> jax.Array | None:
 def with_a_choice(legal: jax.Array, nvec: Sequence[int]) -> jax.Array:
     """`legal` [..., sum(nvec)], with all choices of a component of which none is legal.
 
-    Many environments clear the mask when an episode ends. Nobody acts there, but at a time limit the value of that
-    observation is learned from, and a mask that leaves nothing says nothing of it. Where somebody acts, `check_legal`
-    and `legal_metrics` end the run.
+    Many environments clear the mask when an episode ends. Nobody acts there, but at a time limit
+    the value of that observation is learned from, and a mask that leaves nothing says nothing of
+    it. Where somebody acts, `check_legal` and `legal_metrics` end the run.
     """
     parts = jnp.split(legal, np.cumsum(nvec)[:-1], axis=-1)
-    return jnp.concatenate([part | ~jnp.any(part, axis=-1, keepdims=True) for part in parts], axis=-1)
+    return jnp.concatenate(
+        [part | ~jnp.any(part, axis=-1, keepdims=True) for part in parts], axis=-1
+    )
 
 
 def largest_entropy(legal: jax.Array) -> jax.Array:
@@ -73,36 +96,60 @@ def largest_entropy(legal: jax.Array) -> jax.Array:
 
 
 def check_parts(env: Any) -> None:
-    """Raise UsageError where an Env or EnvSpec has a part without numbers, or a mask that does not fit its actions."""
+    """Raise UsageError where an Env or EnvSpec has a part without numbers, or a mask that does not
+    fit its actions.
+    """
     for what, space in (("observation", env.observation_space), ("action", env.action_space)):
         for name, leaf in leaves(space):
             if 0 in leaf.shape:
                 part = f" {name}" if name else ""
-                raise UsageError(f"environment {env.name}: its {what}{part} of shape {leaf.shape} has no numbers")
+                raise UsageError(
+                    f"environment {env.name}: its {what}{part} of shape {leaf.shape} has no numbers"
+                )
     _check_mask(env)
 
 
 def _check_mask(env: Any) -> None:
-    space, choices = env.observation_space, choices_of(env.action_space)
+    space = env.observation_space
+    choices = choices_of(env.action_space)
     for name, _ in leaves(space):
         if MASK in name.split("/")[1:] and not is_mask(name):
-            raise UsageError(f"environment {env.name} has a mask at {name}: it must be a part of the whole observation")
+            raise UsageError(
+                f"environment {env.name} has a mask at {name}: it must be a part of the "
+                "whole observation"
+            )
     if not isinstance(space, Mapping) or MASK not in space:
         return
     if not without_privileged(space).keys() - {MASK}:
-        raise UsageError(f"environment {env.name} observes nothing but {', '.join(space)}: policies need more")
-    shapes, actions = [leaf.shape for _, leaf in leaves(space[MASK])], env.action_space
+        raise UsageError(
+            f"environment {env.name} observes nothing but {', '.join(space)}: policies need more"
+        )
+    shapes = [leaf.shape for _, leaf in leaves(space[MASK])]
+    actions = env.action_space
     if isinstance(space[MASK], Mapping):
-        masked = {name for name, part in actions.items() if choices_of(part)} if isinstance(actions, Mapping) else {}
+        masked = (
+            {name for name, part in actions.items() if choices_of(part)}
+            if isinstance(actions, Mapping)
+            else {}
+        )
         if space[MASK].keys() != masked:
             told = f"has a mask of the parts {', '.join(space[MASK])} for actions {actions}"
-            raise UsageError(f"environment {env.name} {told}: give a tuple, or the names of the actions with choices")
-    if not choices or shapes != ([(sum(choices),)] if len(shapes) == 1 else [(count,) for count in choices]):
-        raise UsageError(f"environment {env.name} has a mask {space[MASK]} for {sum(choices)} choices of {actions}")
+            raise UsageError(
+                f"environment {env.name} {told}: give a tuple, or the names of the actions "
+                "with choices"
+            )
+    if not choices or shapes != (
+        [(sum(choices),)] if len(shapes) == 1 else [(count,) for count in choices]
+    ):
+        raise UsageError(
+            f"environment {env.name} has a mask {space[MASK]} for {sum(choices)} choices of "
+            f"{actions}"
+        )
 
 
 def legal_metrics(obs: Any, space: Space, axis_name: str) -> dict[str, jax.Array]:
-    """The fewest legal choices of any component of the actions that were taken at `obs`, on all devices.
+    """The fewest legal choices of any component of the actions that were taken at `obs`, on all
+    devices.
 
     NaN where there was none: the run ends with that, see `pmaprl.runs.recorder`.
     """
@@ -114,13 +161,17 @@ def legal_metrics(obs: Any, space: Space, axis_name: str) -> dict[str, jax.Array
 
 
 def check_legal(obs: Any, acting: np.ndarray, spec: EnvSpec) -> None:
-    """Raise FailedEnvError where an environment [N] of these `obs`, host arrays, is `acting` and may do nothing."""
+    """Raise FailedEnvError where an environment [N] of these `obs`, host arrays, is `acting` and
+    may do nothing.
+    """
     if np.any(acting & nothing_legal(obs, spec.action_space, np)):
         raise FailedEnvError(f"{spec.name} {NO_LEGAL_ACTION}")
 
 
 def nothing_legal(obs: Any, space: Space, numpy: Any = jnp) -> jax.Array | np.ndarray | bool:
-    """Mark where the masks of `obs` [..., *obs] leave a component of an action no choice, [...]; False without any."""
+    """Mark where the masks of `obs` [..., *obs] leave a component of an action no choice, [...];
+    False without any.
+    """
     legal = legal_actions(obs, numpy)
     return False if legal is None else _fewest(legal, space, numpy) == 0
 
@@ -132,12 +183,18 @@ def _fewest(legal: Any, space: Space, numpy: Any) -> Any:
 
 
 def action_scale(space: Box) -> tuple[np.ndarray, np.ndarray]:
-    """Factor and offset [A] that bring -1 .. 1 to the bounds of a Box; 1 and 0 in dimensions that are not bounded."""
-    low, high = np.ravel(space.low), np.ravel(space.high)
+    """Factor and offset [A] that bring -1 .. 1 to the bounds of a Box; 1 and 0 in dimensions that
+    are not bounded.
+    """
+    low = np.ravel(space.low)
+    high = np.ravel(space.high)
     with np.errstate(over="ignore", invalid="ignore"):
         bounded = np.isfinite(high - low) & (low < high)
-        scale, offset = (high - low) / 2, high / 2 + low / 2
-    return np.where(bounded, scale, 1).astype(np.float32), np.where(bounded, offset, 0).astype(np.float32)
+        scale = (high - low) / 2
+        offset = high / 2 + low / 2
+    return np.where(bounded, scale, 1).astype(np.float32), np.where(bounded, offset, 0).astype(
+        np.float32
+    )
 
 
 def to_units(action: jax.Array, scale: Sequence[float], offset: Sequence[float]) -> jax.Array:
@@ -155,7 +212,9 @@ def to_env(action: jax.Array, space: Space) -> jax.Array:
 
 def uniform_action(key: jax.Array, space: Space, legal: jax.Array | None = None) -> jax.Array:
     """A uniformly random action, as it is kept; one that is `legal` [n] where that is known."""
-    kept = space if isinstance(space, Discrete) else spaces.box((math.prod(space.shape),), -1.0, 1.0)
+    kept = (
+        space if isinstance(space, Discrete) else spaces.box((math.prod(space.shape),), -1.0, 1.0)
+    )
     return spaces.sample(key, kept, legal)
 
 

@@ -1,17 +1,22 @@
-"""Numbers of 64 bits in the 32 with which devices compute: no value wraps or becomes infinite in silence."""
+"""Numbers of 64 bits in the 32 with which devices compute: no value wraps or becomes infinite in
+silence.
+"""
 
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-LOWEST, HIGHEST = -(2**31), 2**31 - 1  # of int32
+LOWEST = -(2**31)  # of int32
+HIGHEST = 2**31 - 1
 
 
 def narrow(dtype: Any, low: Any = LOWEST, high: Any = HIGHEST) -> np.dtype:
-    """The type of 32 bits or fewer for numbers of `dtype` between `low` and `high`, which may be arrays.
+    """The type of 32 bits or fewer for numbers of `dtype` between `low` and `high`, which may be
+    arrays.
 
-    Whole numbers of 64 bits stay whole where int32 holds their bounds; others become floats, which keep the scale.
+    Whole numbers of 64 bits stay whole where int32 holds their bounds; others become floats, which
+    keep the scale.
     """
     dtype = np.dtype(dtype)
     if dtype.itemsize <= 4 or dtype.kind not in "iuf":
@@ -28,7 +33,9 @@ def is_numeric(dtype: Any) -> bool:
 
 
 def cast(x: np.ndarray, dtype: Any) -> np.ndarray:
-    """`x` in another type. Raises OverflowError, with the first such value, where that does not hold one of `x`."""
+    """`x` in another type. Raises OverflowError, with the first such value, where that does not
+    hold one of `x`.
+    """
     if np.can_cast(x.dtype, dtype, "safe"):
         return x.astype(dtype, copy=False)
     with np.errstate(over="ignore", invalid="ignore"):

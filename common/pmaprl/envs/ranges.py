@@ -1,7 +1,9 @@
-"""Values that an observation must not have, as its space rules them out or no network computes with them.
+"""Values that an observation must not have, as its space rules them out or no network computes with
+them.
 
-These are choices outside of their space, bytes outside of their bounds, masks and bits of more than 0 and 1, and
-numbers that are not finite. Networks would see zeros alone for such a choice, and whatever is not 0 would be legal.
+These are choices outside of their space, bytes outside of their bounds, masks and bits of more than
+0 and 1, and numbers that are not finite. Networks would see zeros alone for such a choice, and
+whatever is not 0 would be legal.
 """
 
 from collections.abc import Callable
@@ -18,11 +20,16 @@ from pmaprl.envs.masks import is_mask
 from pmaprl.envs.spaces import Box, EnvSpec, Leaf, Space, byte_range, is_bits, leaves
 
 IN_SPACE = "obs/choices_in_space_min"  # a metric
-OUTSIDE = "has an observation that its space rules out, such as a choice beyond it, or an action_mask of more than "
+OUTSIDE = (
+    "has an observation that its space rules out, such as a choice beyond it, or an "
+    "action_mask of more than "
+)
 OUTSIDE += "0 and 1, or one that is not finite"
 
 Check = Callable[[str, Leaf, Any, Any], Any]
-"""Marks, of a part's name, its leaf, elements [..., *shape] and NumPy or JAX's, which elements fit; None is all."""
+"""Marks, of a part's name, its leaf, elements [..., *shape] and NumPy or JAX's, which elements fit;
+None is all.
+"""
 
 
 def are_choices(name: str, leaf: Leaf, x: Any, numpy: Any) -> Any:
@@ -54,13 +61,16 @@ CHECKS = are_choices, are_bytes_in_bounds, are_finite
 
 
 def in_space(obs: Any, space: Space, numpy: Any = jnp, checks: tuple[Check, ...] = CHECKS) -> Any:
-    """Mark where all parts of `obs` [..., *obs] pass these checks, [...]; True where there is nothing to check."""
+    """Mark where all parts of `obs` [..., *obs] pass these checks, [...]; True where there is
+    nothing to check.
+    """
     found = [check(*part, numpy) for part in leaves(space, obs) for check in checks]
     return reduce(lambda x, y: x & y, (fits for fits in found if fits is not None), True)
 
 
 def range_metrics(space: Space, axis_name: str, *observations: Any) -> dict[str, jax.Array]:
-    """Tell if bytes, choices and masks of observations are within what their space says, on all devices.
+    """Tell if bytes, choices and masks of observations are within what their space says, on all
+    devices.
 
     NaN where they are not: the run ends with that, see `pmaprl.runs.recorder`.
     """
@@ -74,7 +84,9 @@ def range_metrics(space: Space, axis_name: str, *observations: Any) -> dict[str,
 
 
 def fault_in(obs: Any, spec: EnvSpec, checks: tuple[Check, ...] = CHECKS) -> str:
-    """Say what of `obs` [..., *obs], host arrays, fails one of the checks, with an example; "" where nothing does."""
+    """Say what of `obs` [..., *obs], host arrays, fails one of the checks, with an example; ""
+    where nothing does.
+    """
     for name, leaf, x in leaves(spec.observation_space, obs):
         for check in checks:
             fits = check(name, leaf, x, np)
@@ -82,7 +94,10 @@ def fault_in(obs: Any, spec: EnvSpec, checks: tuple[Check, ...] = CHECKS) -> str
                 continue
             example = np.asarray(x)[~fits].reshape(-1, *leaf.shape)[0].tolist()
             what = f"the observation {name}".strip()
-            return f"{what} of {spec.name} is {shortened(f'{example}')}, not {_wanted(name, leaf, check)}"
+            return (
+                f"{what} of {spec.name} is {shortened(f'{example}')}, not "
+                f"{_wanted(name, leaf, check)}"
+            )
     return ""
 
 

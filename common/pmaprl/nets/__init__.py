@@ -1,7 +1,15 @@
-"""What an algorithm's file builds its networks from: encoders, layers, heads, distributions, normalisers."""
+"""What an algorithm's file builds its networks from: encoders, layers, heads, distributions,
+normalisers.
+"""
 
 from pmaprl.envs.environment import check_discrete, check_squashable
-from pmaprl.envs.masks import empty_action, largest_entropy, legal_actions, to_env, without_privileged
+from pmaprl.envs.masks import (
+    empty_action,
+    largest_entropy,
+    legal_actions,
+    to_env,
+    without_privileged,
+)
 from pmaprl.nets.distributions import (
     Categoricals,
     Distribution,
@@ -12,7 +20,15 @@ from pmaprl.nets.distributions import (
     epsilon_greedy,
     only_components,
 )
-from pmaprl.nets.normalizers import RunningStats, denormalize, normalize, obs_stats, popart, running_stats, update_stats
+from pmaprl.nets.normalizers import (
+    RunningStats,
+    denormalize,
+    normalize,
+    obs_stats,
+    popart,
+    running_stats,
+    update_stats,
+)
 from pmaprl.nets.recurrent import Inputs, Recurrent, RecurrentTorso, initial_memory
 from pmaprl.nets.returns import Returns, caution_of_support
 from pmaprl.nets.torso import MLP, Ensemble, Features, Torso, apply_to_both

@@ -16,8 +16,8 @@ from pmaprl.envs.masks import MASK
 class RunningStats(struct.PyTreeNode):
     """Count, mean and sum of squared deviations of everything seen so far.
 
-    After 2^24 samples one more is less than float32 resolves of what there is. So the count has two words, and mean and
-    sum have a second number each, what float32 does not hold of them.
+    After 2^24 samples one more is less than float32 resolves of what there is. So the count has two
+    words, and mean and sum have a second number each, what float32 does not hold of them.
     """
 
     count: jax.Array  # [] uint32, modulo 2^32
@@ -39,8 +39,11 @@ class RunningStats(struct.PyTreeNode):
         return jnp.where(total > 0, jnp.sqrt(self.m2 / jnp.maximum(total, 1) + 1e-8), 1.0)
 
     def normalize(self, x: jax.Array, clip: float | None = 10.0) -> jax.Array:
-        """`x` [..., *shape] with zero mean and unit variance, clipped to +-`clip` if that is given."""
-        # Not `- mean - rest`: where both are constants, as in an exported policy, XLA would subtract their rounded sum
+        """`x` [..., *shape] with zero mean and unit variance, clipped to +-`clip` if that is
+        given.
+        """
+        # Not `- mean - rest`: where both are constants, as in an exported policy, XLA would
+        # subtract their rounded sum
         std = self.std
         x = _minus(x, self.mean) / std - self.mean_rest / std
         return x if clip is None else jnp.clip(x, -clip, clip)
@@ -50,12 +53,19 @@ class RunningStats(struct.PyTreeNode):
         return self.mean + (self.mean_rest + self.std * x)
 
     def merge(self, batch: jax.Array, valid: jax.Array | None = None) -> "RunningStats":
-        """The statistics after `batch` [..., *shape], a device's equal share; only `valid` [...] samples count."""
+        """The statistics after `batch` [..., *shape], a device's equal share; only `valid` [...]
+        samples count.
+        """
         axes = tuple(range(batch.ndim - self.mean.ndim))
         where = None if valid is None else valid.reshape(*valid.shape, *[1] * self.mean.ndim)
-        samples = math.prod(batch.shape[: len(axes)]) if valid is None else jnp.sum(valid, dtype=jnp.uint32)
+        samples = (
+            math.prod(batch.shape[: len(axes)])
+            if valid is None
+            else jnp.sum(valid, dtype=jnp.uint32)
+        )
         new = jnp.uint32(jax.lax.psum(samples, AXIS))
-        old, count = self.total, jnp.float32(new)
+        old = self.total
+        count = jnp.float32(new)
 
         def means_of(*arrays: jax.Array) -> jax.Array:
             """The mean of each over the samples of all devices, in one collective."""
@@ -64,7 +74,8 @@ class RunningStats(struct.PyTreeNode):
             sums = jnp.stack([x.sum(axes, where=where) for x in arrays])
             return jax.lax.psum(sums, AXIS) / jnp.maximum(count, 1)
 
-        # Deviations from the mean so far, then from the mean of the batch: nothing large is summed or squared
+        # Deviations from the mean so far, then from the mean of the batch: nothing large is summed
+        # or squared
         (shift,) = means_of(_minus(batch, self.mean) - self.mean_rest)
         centre, centre_rest = _add(self.mean, self.mean_rest, shift)
         deviation = _minus(batch, centre) - centre_rest
@@ -73,7 +84,9 @@ class RunningStats(struct.PyTreeNode):
         variance = jnp.maximum(squares - jnp.square(missing), 0.0)
         share = count / jnp.maximum(old + count, 1)
         mean, mean_rest = _add(*_add(self.mean, self.mean_rest, shift * share), missing * share)
-        m2, m2_rest = _add(self.m2, self.m2_rest, count * variance + jnp.square(shift + missing) * old * share)
+        m2, m2_rest = _add(
+            self.m2, self.m2_rest, count * variance + jnp.square(shift + missing) * old * share
+        )
         low = self.count + new
         return RunningStats(
             count=low,
@@ -86,7 +99,9 @@ class RunningStats(struct.PyTreeNode):
 
 
 def _minus(x: jax.Array, value: jax.Array) -> jax.Array:
-    """`x` - `value` as a float, which loses no more than its own rounding: of large whole numbers too."""
+    """`x` - `value` as a float, which loses no more than its own rounding: of large whole numbers
+    too.
+    """
     near = x.astype(jnp.promote_types(x.dtype, jnp.float32)) - value
     if x.dtype not in (jnp.int32, jnp.uint32):
         return near
@@ -97,7 +112,9 @@ def _minus(x: jax.Array, value: jax.Array) -> jax.Array:
 
 
 def _add(value: jax.Array, rest: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`value` + `rest` + `x` as a float and what that does not hold of the sum (Knuth 1969, 4.2.2, theorem B)."""
+    """`value` + `rest` + `x` as a float and what that does not hold of the sum (Knuth 1969, 4.2.2,
+    theorem B).
+    """
     total = value + x
     added = total - value
     error = (value - (total - added)) + (x - added)
@@ -107,7 +124,9 @@ def _add(value: jax.Array, rest: jax.Array, x: jax.Array) -> tuple[jax.Array, ja
 
 
 Stats = Any
-"""RunningStats, or a tree of them, where observations have parts, with None for what is not to be normalised."""
+"""RunningStats, or a tree of them, where observations have parts, with None for what is not to be
+normalised.
+"""
 
 
 def normalize(stats: Stats, x: Any) -> Any:
@@ -116,20 +135,28 @@ def normalize(stats: Stats, x: Any) -> Any:
 
 
 def update_stats(stats: Stats, batch: Any, valid: jax.Array | None = None) -> Stats:
-    """The statistics of each part after `batch`, see `RunningStats.merge`; none where there are none."""
+    """The statistics of each part after `batch`, see `RunningStats.merge`; none where there are
+    none.
+    """
     return _map(lambda stats, x: stats and stats.merge(x, valid), stats, batch)
 
 
 def obs_stats(space: spaces.Space, on: bool = True) -> Stats:
-    """Statistics of no observations yet: of arrays, and none of numbers that stand for choices; None where not `on`."""
+    """Statistics of no observations yet: of arrays, and none of numbers that stand for choices;
+    None where not `on`.
+    """
     if not on:
         return None
-    stats = spaces.map_leaves(lambda leaf: running_stats(leaf.shape, isinstance(leaf, spaces.Box)), space)
+    stats = spaces.map_leaves(
+        lambda leaf: running_stats(leaf.shape, isinstance(leaf, spaces.Box)), space
+    )
     return stats | {MASK: None} if isinstance(stats, dict) and MASK in stats else stats
 
 
 def _map(function: Callable, stats: Stats, x: Any) -> Any:
-    return jax.tree.map(function, stats, x, is_leaf=lambda stats: stats is None or isinstance(stats, RunningStats))
+    return jax.tree.map(
+        function, stats, x, is_leaf=lambda stats: stats is None or isinstance(stats, RunningStats)
+    )
 
 
 def denormalize(stats: RunningStats | None, x: jax.Array) -> jax.Array:
@@ -138,7 +165,8 @@ def denormalize(stats: RunningStats | None, x: jax.Array) -> jax.Array:
 
 
 def rescale_output(params: Any, layer: str, old: RunningStats, new: RunningStats) -> Any:
-    """Parameters of networks whose linear `layer` predicts in units of `old`, changed to predict the same in `new`.
+    """Parameters of networks whose linear `layer` predicts in units of `old`, changed to predict
+    the same in `new`.
 
     The output-preserving half of PopArt (van Hasselt et al. 2016, proposition 1).
     """
@@ -159,10 +187,12 @@ def rescale_output(params: Any, layer: str, old: RunningStats, new: RunningStats
 
 
 def popart(learner: Any, batch: Any, counts: jax.Array | None = None) -> tuple[Any, Any]:
-    """PopArt (van Hasselt et al. 2016): the targets of the samples that count move the units of values, which stay.
+    """PopArt (van Hasselt et al. 2016): the targets of the samples that count move the units of
+    values, which stay.
 
-    `learner` has `params` whose layer "value" predicts in units of `return_stats`. `batch` has `value`, `target` and
-    `advantage` in units of the rewards, and gets them in the new units of `learner`; both stay where there are none.
+    `learner` has `params` whose layer "value" predicts in units of `return_stats`. `batch` has
+    `value`, `target` and `advantage` in units of the rewards, and gets them in the new units of
+    `learner`; both stay where there are none.
     """
     if learner.return_stats is None:
         return learner, batch
@@ -170,14 +200,17 @@ def popart(learner: Any, batch: Any, counts: jax.Array | None = None) -> tuple[A
     params = rescale_output(learner.params, "value", learner.return_stats, units)
     learner = learner.replace(params=params, return_stats=units)
     value, target = (units.normalize(x, clip=None) for x in (batch.value, batch.target))
-    return learner, batch._replace(value=value, target=target, advantage=batch.advantage / units.std)
+    return learner, batch._replace(
+        value=value, target=target, advantage=batch.advantage / units.std
+    )
 
 
 def running_stats(shape: tuple[int, ...], on: bool = True) -> RunningStats | None:
     """Statistics of nothing yet; None where not `on`."""
     if not on:
         return None
-    zeros, none = jnp.zeros(shape), jnp.uint32(0)
+    zeros = jnp.zeros(shape)
+    none = jnp.uint32(0)
     return RunningStats(
         count=none,
         mean=zeros,

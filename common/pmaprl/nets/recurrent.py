@@ -21,11 +21,14 @@ class Inputs(NamedTuple):
 
     obs: jax.Array  # normalised
     first: jax.Array  # bool: an episode begins here
-    previous: jax.Array  # [T, N, A + 1] action and reward of the step before, zeros where there was none
+    # [T, N, A + 1] action and reward of the step before, zeros where there was none
+    previous: jax.Array
 
     @classmethod
     def of(cls, seen: Any, action: jax.Array, obs: jax.Array) -> "Inputs":
-        """From what was `seen` after an encoded `action` [..., A], with its observations as the network takes them."""
+        """From what was `seen` after an encoded `action` [..., A], with its observations as the
+        network takes them.
+        """
         previous = jnp.concatenate([action, seen.reward[..., None]], axis=-1)
         return cls(obs, seen.first, jnp.where(seen.first[..., None], 0.0, previous))
 
@@ -33,15 +36,20 @@ class Inputs(NamedTuple):
 class Cell(NamedTuple):
     """A recurrent cell with state of `arrays` arrays [N, H], the first of which is its output."""
 
-    keep: tuple[int, ...]  # for each gate, whether its bias lengthens (1) or shortens (-1) what the cell remembers
+    # For each gate, whether its bias lengthens (1) or shortens (-1) what the cell remembers
+    keep: tuple[int, ...]
     arrays: int
-    step: Callable  # state, gates of the input [N, gates * H], gates of the output before [N, gates * H] -> state
+    # State, gates of the input [N, gates * H], gates of the output before [N, gates * H] -> state
+    step: Callable
 
 
 def gru(state: tuple, x: jax.Array, z: jax.Array) -> tuple:
     """Cho et al. 2014, with the reset gate behind the product, as in cuDNN."""
     (h,) = state
-    (x_reset, x_update, x_new), (z_reset, z_update, z_new) = jnp.split(x, 3, axis=-1), jnp.split(z, 3, axis=-1)
+    (x_reset, x_update, x_new), (z_reset, z_update, z_new) = (
+        jnp.split(x, 3, axis=-1),
+        jnp.split(z, 3, axis=-1),
+    )
     update = nn.sigmoid(x_update + z_update)
     new = jnp.tanh(x_new + nn.sigmoid(x_reset + z_reset) * z_new)
     return ((1 - update) * new + update * h,)
@@ -55,7 +63,10 @@ def lstm(state: tuple, x: jax.Array, z: jax.Array) -> tuple:
     return nn.sigmoid(leave) * jnp.tanh(c), c
 
 
-CELLS = {"gru": Cell(keep=(0, 1, 0), arrays=1, step=gru), "lstm": Cell(keep=(-1, 1, 0, 0), arrays=2, step=lstm)}
+CELLS = {
+    "gru": Cell(keep=(0, 1, 0), arrays=1, step=gru),
+    "lstm": Cell(keep=(-1, 1, 0, 0), arrays=2, step=lstm),
+}
 
 
 class Recurrent(nn.Module):
@@ -68,10 +79,11 @@ class Recurrent(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, first: jax.Array, memory: Any) -> tuple[jax.Array, Any]:
-        """The outputs, and the memories [T, N, ...] after each step, from the memory [N, ...] before the first one.
+        """The outputs, and the memories [T, N, ...] after each step, from the memory [N, ...]
+        before the first one.
 
-        There are as many layers as in the memory: none where it is ().
-        Where `first` [T, N] is true, an episode begins: nothing from before that step reaches it or a later one.
+        There are as many layers as in the memory: none where it is (). Where `first` [T, N] is
+        true, an episode begins: nothing from before that step reaches it or a later one.
         """
         memories = []
         for layer, state in enumerate(memory):
@@ -83,7 +95,9 @@ class Recurrent(nn.Module):
         cell = CELLS[self.kind]
         width = len(cell.keep) * self.size
         kernel = self.param(f"recurrent_{layer}", orthogonal_gates, (self.size, width))
-        bias = self.param(f"recurrent_bias_{layer}", partial(chrono_biases, cell.keep, self.span), (width,))
+        bias = self.param(
+            f"recurrent_bias_{layer}", partial(chrono_biases, cell.keep, self.span), (width,)
+        )
         # The products with the inputs do not wait for one another: one for all steps
         x = nn.Dense(width, dtype=self.dtype, name=f"input_{layer}")(x)  # [T, N, gates * size]
         in_turn = cells_in_turn if jax.default_backend() == "cpu" else cells_in_few_kernels
@@ -93,11 +107,15 @@ class Recurrent(nn.Module):
 def cells_in_turn(
     cell: Cell, kernel: jax.Array, bias: jax.Array, x: jax.Array, first: jax.Array, state: tuple
 ) -> tuple:
-    """States [T, N, H] of a cell after each step, from gates of the inputs [T, N, gates * H] and a `state` [N, H]."""
+    """States [T, N, H] of a cell after each step, from gates of the inputs [T, N, gates * H] and a
+    `state` [N, H].
+    """
 
     def step(state, inputs):
         x, first = inputs
-        after = cell.step(emptied(state, first), x.astype(bias.dtype), gates_of(state, first, kernel, bias))
+        after = cell.step(
+            emptied(state, first), x.astype(bias.dtype), gates_of(state, first, kernel, bias)
+        )
         return after, after
 
     return light_scan(step, state, (x, first), on_cpu=4)[1]
@@ -110,12 +128,15 @@ def emptied(state: tuple, first: jax.Array) -> tuple:
 def gates_of(state: tuple, first: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     """Gates of the output before, [..., gates * H].
 
-    In full precision, for gates of cells that last are near 1, where half precision has few numbers.
+    In full precision, for gates of cells that last are near 1, where half precision has few
+    numbers.
     """
     return jnp.where(first[..., None], 0.0, state[0].astype(kernel.dtype) @ kernel) + bias
 
 
-def _forward(cell: Cell, kernel: jax.Array, bias: jax.Array, x: jax.Array, first: jax.Array, state: tuple):
+def _forward(
+    cell: Cell, kernel: jax.Array, bias: jax.Array, x: jax.Array, first: jax.Array, state: tuple
+):
     states = cells_in_turn(cell, kernel, bias, x, first, state)
     return states, (kernel, bias, x, first, state, states)
 
@@ -137,17 +158,25 @@ def _backward(cell: Cell, saved: tuple, grads: tuple) -> tuple:
     nothing = jax.tree.map(jnp.zeros_like, state)
     of_state, grads = light_scan(step, nothing, (grads, first, *inputs), reverse=True, on_cpu=4)
     _, of_x, of_gates = jax.vjp(cell.step, *inputs)[1](grads)
-    return *pull_gates(of_gates), of_x.astype(x.dtype), np.zeros(first.shape, jax.dtypes.float0), of_state
+    return (
+        *pull_gates(of_gates),
+        of_x.astype(x.dtype),
+        np.zeros(first.shape, jax.dtypes.float0),
+        of_state,
+    )
 
 
 cells_in_few_kernels = jax.custom_vjp(cells_in_turn, nondiff_argnums=(0,))
-"""The same, whose gradient leaves in the loop over time only what waits for the step after, and does the rest for all
-steps at once: half of the kernels, and a tenth slower on a CPU."""
+"""The same, whose gradient leaves in the loop over time only what waits for the step after, and
+does the rest for all steps at once: half of the kernels, and a tenth slower on a CPU.
+"""
 cells_in_few_kernels.defvjp(_forward, _backward)
 
 
 class RecurrentTorso(nn.Module):
-    """Recurrent layers behind a `torso`: features [T, N, size], and the memories [T, N, ...] after each step."""
+    """Recurrent layers behind a `torso`: features [T, N, size], and the memories [T, N, ...] after
+    each step.
+    """
 
     torso: nn.Module
     args: Any
@@ -159,13 +188,18 @@ class RecurrentTorso(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Inputs, memory: Any) -> tuple[jax.Array, Any]:
-        args, x = self.args, self.torso(inputs.obs)
+        args = self.args
+        x = self.torso(inputs.obs)
         x = jnp.concatenate([x, inputs.previous], axis=-1) if args.obs_prev_action_reward else x
-        return Recurrent(args.rnn, args.rnn_size, args.rnn_span, args.dtype)(x, inputs.first, memory)
+        return Recurrent(args.rnn, args.rnn_size, args.rnn_span, args.dtype)(
+            x, inputs.first, memory
+        )
 
 
 def initial_memory(kind: Kind, size: int, layers: int, count: int) -> tuple:
-    """The memory of `count` environments whose episodes begin: for each layer its cell's arrays [count, size]."""
+    """The memory of `count` environments whose episodes begin: for each layer its cell's arrays
+    [count, size].
+    """
     if kind == "none":
         return ()
     return ((jnp.zeros((count, size)),) * CELLS[kind].arrays,) * layers
@@ -175,15 +209,19 @@ def orthogonal_gates(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
     """An initializer of a kernel [size, gates * size], orthogonal for each gate alone."""
     size, width = shape
     keys = jax.random.split(key, width // size)
-    return jnp.concatenate([nn.initializers.orthogonal()(one, (size, size)) for one in keys], axis=1)
+    return jnp.concatenate(
+        [nn.initializers.orthogonal()(one, (size, size)) for one in keys], axis=1
+    )
 
 
 def chrono_biases(keep: tuple[int, ...], span: int, key: jax.Array, shape: tuple[int]) -> jax.Array:
-    """An initializer of biases [gates * size] with which cells remember, each for a time of its own.
+    """An initializer of biases [gates * size] with which cells remember, each for a time of its
+    own.
 
-    After T steps of a cell about a third of its state is left (Tallec and Ollivier 2018), with T uniform between 2 and
-    `span`, and 2 for all up to a span of 2. Were all times short, no gradient would reach back to what came in long
-    ago. `keep` says what the bias of each gate does to the time.
+    After T steps of a cell about a third of its state is left (Tallec and Ollivier 2018), with T
+    uniform between 2 and `span`, and 2 for all up to a span of 2. Were all times short, no gradient
+    would reach back to what came in long ago. `keep` says what the bias of each gate does to the
+    time.
     """
     times = jax.random.uniform(key, (shape[0] // len(keep),), minval=1.0, maxval=max(span - 1, 1))
     return jnp.concatenate([sign * jnp.log(times) for sign in keep])

@@ -1,4 +1,6 @@
-"""Distributions of returns; a Q function predicts the whole one, or its mean alone (Bellemare et al. 2017)."""
+"""Distributions of returns; a Q function predicts the whole one, or its mean alone (Bellemare et
+al. 2017).
+"""
 
 import jax
 import jax.numpy as jnp
@@ -6,11 +8,14 @@ from flax import struct
 
 
 class Returns(struct.PyTreeNode):
-    """A categorical distribution over K returns; with K = 1 a number, whose distribution is not known."""
+    """A categorical distribution over K returns; with K = 1 a number, whose distribution is not
+    known.
+    """
 
     atoms: jax.Array  # [..., K] returns
     logits: jax.Array | None  # [..., K]; None of a number
-    low: float = struct.field(pytree_node=False)  # predictions are of K equally spaced returns from `low` to `high`
+    # Predictions are of K equally spaced returns from `low` to `high`
+    low: float = struct.field(pytree_node=False)
     high: float = struct.field(pytree_node=False)
 
     @classmethod
@@ -18,7 +23,12 @@ class Returns(struct.PyTreeNode):
         """What a network predicts by its outputs [..., K]."""
         if outputs.shape[-1] == 1:
             return cls(outputs, None, low, high)
-        return cls(jnp.broadcast_to(jnp.linspace(low, high, outputs.shape[-1]), outputs.shape), outputs, low, high)
+        return cls(
+            jnp.broadcast_to(jnp.linspace(low, high, outputs.shape[-1]), outputs.shape),
+            outputs,
+            low,
+            high,
+        )
 
     def mean(self) -> jax.Array:
         """[...]"""
@@ -39,7 +49,9 @@ class Returns(struct.PyTreeNode):
         return jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=-2)[..., 0, :], self)
 
     def expected(self, probs: jax.Array) -> "Returns":
-        """Those of an action drawn by `probs` [..., n], from those of all discrete actions [..., n]."""
+        """Those of an action drawn by `probs` [..., n], from those of all discrete actions [...,
+        n].
+        """
         if self.logits is None:
             return self.replace(atoms=jnp.sum(probs * self.atoms[..., 0], axis=-1, keepdims=True))
         # In logarithms, whose gradient is finite where a probability is 0 after rounding
@@ -48,32 +60,47 @@ class Returns(struct.PyTreeNode):
         return self.replace(atoms=self.atoms[..., 0, :], logits=mixed)
 
     def outside(self) -> jax.Array:
-        """Probability of returns below `low` or above `high`, which `project` moves to those, [...]."""
+        """Probability of returns below `low` or above `high`, which `project` moves to those,
+        [...].
+        """
         beyond = (self.atoms < self.low) | (self.atoms > self.high)
         return jnp.sum(jax.nn.softmax(self.logits), axis=-1, where=beyond)
 
     def error(self, target: "Returns") -> jax.Array:
-        """Squared error of a number, else the cross entropy with the target's distribution over our atoms, [...]."""
+        """Squared error of a number, else the cross entropy with the target's distribution over our
+        atoms, [...].
+        """
         if self.logits is None:
             return jnp.square(self.mean() - target.mean())
         probs = project(jax.nn.softmax(target.logits), target.atoms, self.low, self.high)
         return -jnp.sum(probs * jax.nn.log_softmax(self.logits), axis=-1)
 
 
-MOST_OUTSIDE = 0.2  # of the returns; at first a network that knows nothing is outside with some of them
+# Of the returns; at first a network that knows nothing is outside with some of them
+MOST_OUTSIDE = 0.2
 
 
 def caution_of_support(flags: str) -> dict[str, tuple[float, str]]:
-    """The `cautions` of an algorithm whose metric `q/outside` is the share of returns beyond what `flags` say."""
-    return {"q/outside": (MOST_OUTSIDE, f"so much of the returns is beyond {flags} and counts as that; make it wider")}
+    """The `cautions` of an algorithm whose metric `q/outside` is the share of returns beyond what
+    `flags` say.
+    """
+    return {
+        "q/outside": (
+            MOST_OUTSIDE,
+            f"so much of the returns is beyond {flags} and counts as that; make it wider",
+        )
+    }
 
 
 def project(probs: jax.Array, returns: jax.Array, low: float, high: float) -> jax.Array:
-    """Probabilities [..., K] of K equally spaced atoms from `low` to `high`, in place of those of `returns` [..., K].
+    """Probabilities [..., K] of K equally spaced atoms from `low` to `high`, in place of those of
+    `returns` [..., K].
 
-    Each return shares its probability between the two atoms around it (Bellemare et al. 2017, eq. 7).
+    Each return shares its probability between the two atoms around it (Bellemare et al. 2017, eq.
+    7).
     """
     last = returns.shape[-1] - 1
     place = (jnp.clip(returns, low, high) - low) * (last / (high - low))
     share = jnp.maximum(1 - jnp.abs(place[..., None] - jnp.arange(last + 1)), 0.0)  # [..., K, K]
-    return jnp.sum(probs[..., None] * share, axis=-2)  # in whole float32, also where matrix products are not
+    # In whole float32, also where matrix products are not
+    return jnp.sum(probs[..., None] * share, axis=-2)

@@ -1,7 +1,8 @@
-"""What stands before the heads of a network: encoders of observations, also of images, and hidden layers.
+"""What stands before the heads of a network: encoders of observations, also of images, and hidden
+layers.
 
-Images pass through them as [C, H, W, B], the batch last. A neighbourhood is then a few long runs of memory, and a
-convolution one product of matrices, [N, K] with [K, H' * W' * B].
+Images pass through them as [C, H, W, B], the batch last. A neighbourhood is then a few long runs of
+memory, and a convolution one product of matrices, [N, K] with [K, H' * W' * B].
 """
 
 import dataclasses
@@ -42,7 +43,9 @@ class Convolution(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """Features [..., F] of images [..., H, W, C]. Subclasses have `convolved`, from [C, H, W, B] to [C', H', W', B]."""
+    """Features [..., F] of images [..., H, W, C]. Subclasses have `convolved`, from [C, H, W, B] to
+    [C', H', W', B].
+    """
 
     activation: Callable[[jax.Array], jax.Array]
     layer: dict[str, Any]  # arguments of every layer, as of `nn.Dense`
@@ -55,7 +58,9 @@ class ImageEncoder(nn.Module):
         return x.reshape(count, x.shape[3]).T.reshape(*images.shape[:-3], count)
 
     def activated(self, x: jax.Array) -> jax.Array:
-        """The activation, with `layer_norm` after layer normalisation over the channels of each pixel."""
+        """The activation, with `layer_norm` after layer normalisation over the channels of each
+        pixel.
+        """
         if self.layer_norm:
             x = nn.LayerNorm(dtype=self.layer.get("dtype"), reduction_axes=0, feature_axes=0)(x)
         return self.activation(x)
@@ -84,7 +89,9 @@ class ImpalaConvolutions(ImageEncoder):
 
     def convolved(self, x: jax.Array) -> jax.Array:
         for channels in (16, 32, 32):
-            x = nn.max_pool(self._same(channels, x), window_shape=(3, 3), strides=(2, 2), padding="SAME")
+            x = nn.max_pool(
+                self._same(channels, x), window_shape=(3, 3), strides=(2, 2), padding="SAME"
+            )
             for _ in range(2):
                 inner = self._same(channels, self.activated(x))
                 x = x + self._same(channels, self.activated(inner))
@@ -97,25 +104,32 @@ class ImpalaConvolutions(ImageEncoder):
 
 def batch_last(images: jax.Array) -> jax.Array:
     """[C, H, W, B] of [..., H, W, C]."""
-    return jnp.moveaxis(images.reshape(math.prod(images.shape[:-3]), *images.shape[-3:]), (0, -1), (-1, 0))
+    return jnp.moveaxis(
+        images.reshape(math.prod(images.shape[:-3]), *images.shape[-3:]), (0, -1), (-1, 0)
+    )
 
 
 def patches(x: jax.Array, size: int = 3, stride: int = 1) -> jax.Array:
     """The `size` x `size` neighbourhoods of [C, H, W, B], as [size * size * C, H', W', B].
 
-    Sides are padded with zeros until the last neighbourhood ends with them, so that no pixel is left out.
+    Sides are padded with zeros until the last neighbourhood ends with them, so that no pixel is
+    left out.
     """
     missing = (max(size - side, (size - side) % stride) for side in x.shape[1:3])
     x = jnp.pad(x, [(0, 0), *((0, more) for more in missing), (0, 0)])
     height, width = (side - size + 1 for side in x.shape[1:3])
     shifts = [(row, column) for row in range(size) for column in range(size)]
-    return jnp.concatenate([x[:, r : r + height : stride, c : c + width : stride] for r, c in shifts])
+    return jnp.concatenate(
+        [x[:, r : r + height : stride, c : c + width : stride] for r, c in shifts]
+    )
 
 
 def by_columns(x: jax.Array, kernel: jax.Array, *_, **__) -> jax.Array:
-    """The `dot_general` of a `nn.Dense` behind an `ImageEncoder`: of its features [..., F] and a kernel [F, N].
+    """The `dot_general` of a `nn.Dense` behind an `ImageEncoder`: of its features [..., F] and a
+    kernel [F, N].
 
-    It begins with the kernel, and the barrier keeps it so: the other way round takes a CPU three times as long.
+    It begins with the kernel, and the barrier keeps it so: the other way round takes a CPU three
+    times as long.
     """
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return jax.lax.optimization_barrier(kernel.T @ rows.T).T.reshape(*x.shape[:-1], kernel.shape[1])
@@ -126,7 +140,9 @@ CONVOLUTIONS = {"small": Convolutions, "nature": NatureConvolutions, "impala": I
 
 
 class Features(nn.Module):
-    """Raw observations as vectors [..., F]: encoded, images [..., H, W, C] behind their encoder, all parts together."""
+    """Raw observations as vectors [..., F]: encoded, images [..., H, W, C] behind their encoder,
+    all parts together.
+    """
 
     space: spaces.Space
     activation: str  # a function of flax.linen, such as tanh
@@ -147,17 +163,20 @@ class Features(nn.Module):
             if spaces.is_image(leaf) and self.encoder == "flat":
                 x = x.reshape(*x.shape[:-3], math.prod(leaf.shape))
             elif spaces.is_image(leaf):
-                x = CONVOLUTIONS[self.encoder](getattr(nn, self.activation), self.layer, self.layer_norm)(x)
+                x = CONVOLUTIONS[self.encoder](
+                    getattr(nn, self.activation), self.layer, self.layer_norm
+                )(x)
             parts.append(x)
         return jnp.concatenate(parts, axis=-1)
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation (Ioffe & Szegedy 2015) of [B, F], a batch of which every device holds an equal share.
+    """Batch normalisation (Ioffe & Szegedy 2015) of [B, F], a batch of which every device holds an
+    equal share.
 
-    In training it is by mean and variance of the batch, else by their running averages, the collection `batch_stats`.
-    Batch renormalisation (`renorm`, Ioffe 2017) is by the averages in training too, once there were `warmup` batches,
-    as far as they are near those of the batch.
+    In training it is by mean and variance of the batch, else by their running averages, the
+    collection `batch_stats`. Batch renormalisation (`renorm`, Ioffe 2017) is by the averages in
+    training too, once there were `warmup` batches, as far as they are near those of the batch.
     """
 
     renorm: bool = False
@@ -170,10 +189,13 @@ class BatchNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        size, x = x.shape[-1:], x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        size = x.shape[-1:]
+        x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         scale = self.param("scale", nn.initializers.ones, size)
         bias = self.param("bias", nn.initializers.zeros, size) if self.use_bias else 0.0
-        averages = self.variable("batch_stats", "averages", lambda: jnp.stack([jnp.zeros(size), jnp.ones(size)]))
+        averages = self.variable(
+            "batch_stats", "averages", lambda: jnp.stack([jnp.zeros(size), jnp.ones(size)])
+        )
         batches = self.variable("batch_stats", "batches", jnp.zeros, ())
 
         def scale_of(moments):  # mean and standard deviation [F] of mean and variance [2, F]
@@ -182,26 +204,38 @@ class BatchNorm(nn.Module):
         mean, deviation = running_mean, running_deviation = scale_of(averages.value)
         if train:
             mean = flat_pmean(jnp.mean(x, axis=0))
-            # The mean as a constant: the derivative of the variance by it is zero. E[x^2] - E[x]^2 would cancel
+            # The mean as a constant: the derivative of the variance by it is zero. E[x^2] - E[x]^2
+            # would cancel
             centred = x - jax.lax.stop_gradient(mean)
             of_batch = jnp.stack([mean, flat_pmean(jnp.mean(jnp.square(centred), axis=0))])
             mean, deviation = scale_of(of_batch)
-            if self.renorm:  # mean and deviation with which (x - mean) / deviation is the renormalised x
+            # Mean and deviation with which (x - mean) / deviation is the renormalised x
+            if self.renorm:
                 warm = batches.value >= self.warmup
-                r = jnp.where(warm, jnp.clip(deviation / running_deviation, 1 / self.r_max, self.r_max), 1.0)
-                d = jnp.where(warm, jnp.clip((mean - running_mean) / running_deviation, -self.d_max, self.d_max), 0.0)
+                r = jnp.where(
+                    warm, jnp.clip(deviation / running_deviation, 1 / self.r_max, self.r_max), 1.0
+                )
+                d = jnp.where(
+                    warm,
+                    jnp.clip((mean - running_mean) / running_deviation, -self.d_max, self.d_max),
+                    0.0,
+                )
                 r, d = jax.lax.stop_gradient((r, d))
-                mean, deviation = mean - d * deviation / r, deviation / r
+                mean = mean - d * deviation / r
+                deviation = deviation / r
             averages.value = self.momentum * averages.value + (1 - self.momentum) * of_batch
             batches.value += 1
         return (x - mean) * (scale / deviation) + bias
 
 
-def apply_to_both(network: nn.Module, variables: Any, one: tuple, other: tuple) -> tuple[Any, Any, Any]:
-    """What a network that normalises batches makes of two in training, and its statistics after them, of both.
+def apply_to_both(
+    network: nn.Module, variables: Any, one: tuple, other: tuple
+) -> tuple[Any, Any, Any]:
+    """What a network that normalises batches makes of two in training, and its statistics after
+    them, of both.
 
-    One pass is of both batches, equally long along the first axis (Bhatt et al. 2024, section 3.2). Outputs are trees
-    of [C, B, ...]. Without statistics each goes through by itself.
+    One pass is of both batches, equally long along the first axis (Bhatt et al. 2024, section 3.2).
+    Outputs are trees of [C, B, ...]. Without statistics each goes through by itself.
     """
     if "batch_stats" not in variables:
         return network.apply(variables, *one), network.apply(variables, *other), {}
@@ -214,9 +248,9 @@ def apply_to_both(network: nn.Module, variables: Any, one: tuple, other: tuple) 
 class MLP(nn.Module):
     """The hidden layers, [..., F] to [..., width of the last].
 
-    Layer and batch normalisation stand before the activations, batch renormalisation behind them; the latter two are of
-    the inputs too. With `residual` each width is a block of two layers around which its input passes (Lee et al. 2025).
-    Raises UsageError where those are not of one width.
+    Layer and batch normalisation stand before the activations, batch renormalisation behind them;
+    the latter two are of the inputs too. With `residual` each width is a block of two layers around
+    which its input passes (Lee et al. 2025). Raises UsageError where those are not of one width.
     """
 
     hidden_sizes: tuple[int, ...]
@@ -242,11 +276,18 @@ class MLP(nn.Module):
         x = norm(x, "batch", "renorm", use_bias=self.norm != "batch" or self.residual)
         if self.residual:
             if len(set(self.hidden_sizes)) > 1:
-                raise UsageError(f"--residual blocks have one width, hidden sizes {self.hidden_sizes} are several")
-            x = nn.Dense(self.hidden_sizes[0], kernel_init=nn.initializers.orthogonal(1.0), **self.layer)(x)
+                raise UsageError(
+                    f"--residual blocks have one width, hidden sizes {self.hidden_sizes} are "
+                    "several"
+                )
+            x = nn.Dense(
+                self.hidden_sizes[0], kernel_init=nn.initializers.orthogonal(1.0), **self.layer
+            )(x)
             dense = partial(nn.Dense, kernel_init=nn.initializers.he_normal(), **self.layer)
             for width in self.hidden_sizes:
-                x = x + dense(width)(activation(dense(4 * width)(norm(x, "layer", "batch", "renorm"))))
+                x = x + dense(width)(
+                    activation(dense(4 * width)(norm(x, "layer", "batch", "renorm")))
+                )
             return norm(x, "layer", "batch", "renorm")
         for index, width in enumerate(self.hidden_sizes):
             product = by_columns if self.behind_convolutions and index == 0 else None
@@ -259,7 +300,9 @@ OF_MODULE = "space", "parent", "name"  # fields of a torso that no flag says
 
 
 class Torso(nn.Module):
-    """Features of raw observations and hidden layers behind them, initialised orthogonally with gain sqrt(2)."""
+    """Features of raw observations and hidden layers behind them, initialised orthogonally with
+    gain sqrt(2).
+    """
 
     space: spaces.Space
     hidden_sizes: tuple[int, ...]
@@ -276,32 +319,40 @@ class Torso(nn.Module):
         Args:
           args: flags, from which the fields come that they have.
           space: space of the observations.
-          overrides: fields that shall be otherwise, such as `hidden_sizes=(32,)`, or the `name` of the module.
+          overrides: fields that shall be otherwise, such as `hidden_sizes=(32,)`, or the `name` of
+              the module.
 
         Raises TypeError, which names the fields that there are, where an override is none of them.
         """
         fields = [field.name for field in dataclasses.fields(cls) if field.name not in OF_MODULE]
         if unknown := overrides.keys() - {*fields, "name"}:
             known = ", ".join(fields)
-            raise TypeError(f"Torso has no field {', '.join(sorted(unknown))}; it has {known} and name")
+            raise TypeError(
+                f"Torso has no field {', '.join(sorted(unknown))}; it has {known} and name"
+            )
         flags = {name: getattr(args, name) for name in fields if hasattr(args, name)}
         return cls(space, **(flags | overrides))
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
         layer = {"kernel_init": nn.initializers.orthogonal(np.sqrt(2)), "dtype": self.dtype}
-        x = Features(self.space, self.activation, layer, self.encoder, self.layer_norm, self.image_scale)(obs)
+        x = Features(
+            self.space, self.activation, layer, self.encoder, self.layer_norm, self.image_scale
+        )(obs)
         seen = (leaf for name, leaf in spaces.leaves(self.space) if not is_mask(name))
         convolved = self.encoder != "flat" and any(map(spaces.is_image, seen))
         norm = "layer" if self.layer_norm else "none"
         mlp = MLP(self.hidden_sizes, self.activation, layer, norm, behind_convolutions=convolved)
-        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # the gradients of [1, B, F] take a CPU twice as long
+        # The gradients of [1, B, F] take a CPU twice as long
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         features = mlp(rows)
         return features.reshape(*x.shape[:-1], features.shape[-1])
 
 
 class Ensemble(NamedTuple):
-    """`size` networks of one kind, parameters and outputs [size, ...]; on an accelerator one batched network."""
+    """`size` networks of one kind, parameters and outputs [size, ...]; on an accelerator one
+    batched network.
+    """
 
     network: nn.Module
     size: int

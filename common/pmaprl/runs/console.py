@@ -27,17 +27,25 @@ class Doing:
 
 
 class Console:
-    """Prints a progress bar to a terminal, plain lines elsewhere, and nothing but warnings when quiet."""
+    """Prints a progress bar to a terminal, plain lines elsewhere, and nothing but warnings when
+    quiet.
+    """
 
-    def __init__(self, quiet: bool, total_steps: int, is_population: bool = False, speaks: bool = True):
+    def __init__(
+        self, quiet: bool, total_steps: int, is_population: bool = False, speaks: bool = True
+    ):
         """One that does not speak is silent altogether."""
         from rich.console import Console as Rich
 
-        self.quiet, self.total, self._speaks = quiet or not speaks, total_steps, speaks
+        self.quiet = quiet or not speaks
+        self.total = total_steps
+        self._speaks = speaks
         self._is_population = is_population
         self._rich = Rich(highlight=False, soft_wrap=True)
         if self._rich.is_jupyter:  # there rich puts every line into a box of its own
-            self._rich = Rich(highlight=False, soft_wrap=True, force_jupyter=False, force_terminal=False)
+            self._rich = Rich(
+                highlight=False, soft_wrap=True, force_jupyter=False, force_terminal=False
+            )
         self._errors = Rich(stderr=True, highlight=False, soft_wrap=True)
         self._bar = None
 
@@ -53,7 +61,9 @@ class Console:
     def warn(self, text: str) -> None:
         if self._speaks:
             # A live bar has to know of every line; else warnings go to stderr.
-            stream, target = ("stdout", self._bar.console) if self._bar else ("stderr", self._errors)
+            stream, target = (
+                ("stdout", self._bar.console) if self._bar else ("stderr", self._errors)
+            )
             with self._unread(stream):
                 target.print(f"warning: {printable_lines(text)}", markup=False, style="yellow")
 
@@ -61,16 +71,20 @@ class Console:
     def _unread(self, stream: str = "stdout") -> Iterator[None]:
         """Inside, a stream may prove to be broken: from then on the run goes on without it.
 
-        The reader has gone, as in `| head` (rich makes that a SystemExit), or the terminal, or the disk is full.
+        The reader has gone, as in `| head` (rich makes that a SystemExit), or the terminal, or the
+        disk is full.
         """
         try:
             yield
         except (OSError, SystemExit):
-            self.quiet, self._bar = self.quiet or stream == "stdout", None
+            self.quiet = self.quiet or stream == "stdout"
+            self._bar = None
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
 
     def show_bar(self, steps: int) -> None:
-        """Show how far the training is and what goes on, where output is a terminal, in one line of 80 columns."""
+        """Show how far the training is and what goes on, where output is a terminal, in one line of
+        80 columns.
+        """
         if self.quiet or not self._rich.is_terminal:
             return
         from rich import progress, table
@@ -89,7 +103,9 @@ class Console:
             refresh_per_second=5,
             expand=True,
         )
-        self._bar.add_task("", total=self.total, completed=steps, report="", doing=Doing("starting"))
+        self._bar.add_task(
+            "", total=self.total, completed=steps, report="", doing=Doing("starting")
+        )
         with self._unread():
             self._bar.start()
 
@@ -108,13 +124,21 @@ class Console:
         if self.quiet:
             return
         ended = round(float(np.sum(row["episode/count"])))
-        earned = f"return {brief_returns(row['episode/return'], self._is_population)}" if ended else "no episode ended"
+        earned = (
+            f"return {brief_returns(row['episode/return'], self._is_population)}"
+            if ended
+            else "no episode ended"
+        )
         which = f"({ended:,} episode{'s' * (ended > 1)} ended)" if ended else ""
         speed = f"{row['time/sps']:,.0f} steps/s"
         if self._bar:
-            first = earned.split(", ")[0].split(" over ")[0]  # of a population its best; the rest is for long lines
+            # Of a population its best; the rest is for long lines
+            first = earned.split(", ")[0].split(" over ")[0]
             with self._unread():
-                self._bar.update(self._bar.task_ids[0], report=f"{first if ended else ''} {row['time/sps']:,.0f}/s")
+                self._bar.update(
+                    self._bar.task_ids[0],
+                    report=f"{first if ended else ''} {row['time/sps']:,.0f}/s",
+                )
             self.reach(steps)
             return
         eta = max(self.total - steps, 0) / max(row["time/sps_wall"], 1e-9)
@@ -122,7 +146,9 @@ class Console:
         self.say(f"step {steps:>11,} / {self.total:,}  {shown}  {speed}  ETA {eta:.0f} s")
 
     def attempt(self, what: str, tell: Callable[..., T], *args: Any) -> T | None:
-        """What `tell` returns at the end of a run, which that does not decide; None where it fails, with a warning."""
+        """What `tell` returns at the end of a run, which that does not decide; None where it fails,
+        with a warning.
+        """
         try:
             return tell(*args)
         except Exception as error:
@@ -149,17 +175,24 @@ def brief(number: float, unit: str = "") -> str:
     """A number as people read it, such as a return; "-" where there is none."""
     if not math.isfinite(number):
         return "-"
-    digits = ",.0f" if abs(number) >= 1000 else ",.1f" if abs(number) >= 10 or number == 0 else ".3g"
+    digits = (
+        ",.0f" if abs(number) >= 1000 else ",.1f" if abs(number) >= 10 or number == 0 else ".3g"
+    )
     return f"{number:{digits}}{unit}"
 
 
 def brief_returns(returns: float | list[float | None] | None, is_population: bool) -> str:
-    """Mean ± deviation over the seeds that have a return; of a population the best, the median and the worst one."""
+    """Mean ± deviation over the seeds that have a return; of a population the best, the median and
+    the worst one.
+    """
     every = np.array(returns, float, ndmin=1)  # with NaN for None
     finite = every[np.isfinite(every)]
     if not len(finite):
         return "-"
     if is_population:
-        return f"best {brief(finite.max())}, median {brief(np.median(finite))}, worst {brief(finite.min())}"
+        return (
+            f"best {brief(finite.max())}, median {brief(np.median(finite))}, worst "
+            f"{brief(finite.min())}"
+        )
     spread = f" ± {brief(finite.std())} over {len(finite)} seeds" if len(finite) > 1 else ""
     return f"{brief(finite.mean())}{spread}"

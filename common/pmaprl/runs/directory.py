@@ -37,10 +37,26 @@ from pmaprl.device import multihost
 from pmaprl.runs.checkpoints import FOLDER, Checkpoints, is_checkpoint, step_of
 from pmaprl.runs.lock import LOCK, check_free
 
-BATCH = "num_envs", "num_steps", "envs_per_actor", "actor_threads", "actor_devices", "rollouts_per_update"
+BATCH = (
+    "num_envs",
+    "num_steps",
+    "envs_per_actor",
+    "actor_threads",
+    "actor_devices",
+    "rollouts_per_update",
+)
 BATCH += ("distributed",)
 """Flags that say how many steps an update takes, in algorithms that have them."""
-FILES = "metrics.jsonl", "curve.png", "policy.gif", "result.json", "wandb_id", "DONE", "population.png", "elo.json"
+FILES = (
+    "metrics.jsonl",
+    "curve.png",
+    "policy.gif",
+    "result.json",
+    "wandb_id",
+    "DONE",
+    "population.png",
+    "elo.json",
+)
 FILES += "wandb", "events.out.tfevents.*"  # which are TensorBoard's
 """What a run writes beside `config.json` and its checkpoints."""
 SECONDS_TO_APPEAR = 10  # of a file that another host has written
@@ -73,7 +89,9 @@ def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) ->
 def versions() -> dict[str, str]:
     """Versions of Python, of the libraries that decide the numbers, and of the kit."""
     names = ("jax", "jaxlib", "flax", "optax", "gymnax", "orbax-checkpoint")
-    return {KIT: __version__, "python": sys.version.split()[0]} | {name: metadata.version(name) for name in names}
+    return {KIT: __version__, "python": sys.version.split()[0]} | {
+        name: metadata.version(name) for name in names
+    }
 
 
 def suite_version(suite: str) -> dict[str, str]:
@@ -98,22 +116,34 @@ def describe_shared(args: Any, script: str) -> dict[str, Any]:
 
 
 def _comparable(args: Any, flags: dict[str, Any]) -> dict[str, Any]:
-    """Flags that are the same in all processes, with the absolute path of the run, or of the folder for it."""
-    same = {flag_of(name): value for name, value in flags.items() if name not in ("distributed", "quiet")}
+    """Flags that are the same in all processes, with the absolute path of the run, or of the folder
+    for it.
+    """
+    same = {
+        flag_of(name): value
+        for name, value in flags.items()
+        if name not in ("distributed", "quiet")
+    }
     if not args.benchmark:
-        same["--run-dir"] = str(Path(args.run_dir or "runs").absolute())  # orbax wants one path in all processes
+        # Orbax wants one path in all processes
+        same["--run-dir"] = str(Path(args.run_dir or "runs").absolute())
     return same
 
 
 def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, list[str]]:
-    """What `choose_directory` returns, in all processes; (None, []) with --benchmark, which has none."""
+    """What `choose_directory` returns, in all processes; (None, []) with --benchmark, which has
+    none.
+    """
     here = _comparable(args, config["args"])
     here |= {name: config[name] for name in ("algorithm", "script_sha256", "versions")}
-    of_all, this = multihost.allgather(here), jax.process_index()
+    of_all = multihost.allgather(here)
+    this = jax.process_index()
     for process, there in enumerate(of_all):
         different = [name for name, value in of_all[this].items() if value != there.get(name)]
         if different:
-            said = "; ".join(f"{name} is {there.get(name)} there, {here[name]} here" for name in different)
+            said = "; ".join(
+                f"{name} is {there.get(name)} there, {here[name]} here" for name in different
+            )
             raise UsageError(f"process {process} differs from process {this}: {said}")
     if args.benchmark:
         return None, []
@@ -122,18 +152,25 @@ def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, 
 
 
 def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]]:
-    """The run's directory, and what differs from the flags of the run that is resumed. Writes nothing."""
-    env, stamp = config["args"]["env"].replace(":", ".").replace("/", "."), time.strftime("%Y%m%d-%H%M%S")
+    """The run's directory, and what differs from the flags of the run that is resumed. Writes
+    nothing.
+    """
+    env = config["args"]["env"].replace(":", ".").replace("/", ".")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
     path = Path(args.run_dir or f"runs/{env}__{config['algorithm']}__{args.seed}__{stamp}")
     while not args.run_dir and path.exists():  # a run started within the same second has it
         path = path.with_name(f"{path.name}-1")
     if "://" in args.run_dir:
-        raise UsageError(f"--run-dir {args.run_dir} is no folder: mount that storage, and name a folder in it")
+        raise UsageError(
+            f"--run-dir {args.run_dir} is no folder: mount that storage, and name a folder in it"
+        )
     with writing(f"run directory {path}"):
         check_free(path)  # first: a run that goes on there deletes and makes files
         check_files(path)
         if args.wandb and any(inside.name == "settings" for inside in entries_of(path / "wandb")):
-            raise UsageError(f"{path}/wandb/settings says where Weights & Biases sends data to: delete it")
+            raise UsageError(
+                f"{path}/wandb/settings says where Weights & Biases sends data to: delete it"
+            )
         if not args.resume:
             _check_unoccupied(path, args.overwrite)
     if args.resume:
@@ -149,14 +186,17 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
 
 
 def _earlier_scripts(stored: dict[str, Any], digest: str) -> list[str]:
-    """Checksums of other versions of the algorithm's file with which the run has gone a part of its way."""
+    """Checksums of other versions of the algorithm's file with which the run has gone a part of its
+    way.
+    """
     earlier = stored.get("earlier_scripts")
     known = earlier if isinstance(earlier, list) else []
     return sorted({str(one) for one in (*known, stored.get("script_sha256")) if one} - {digest})
 
 
 def check_files(run_dir: Path) -> None:
-    """Raise UsageError where a file that a run reads, replaces or deletes in its directory is a link.
+    """Raise UsageError where a file that a run reads, replaces or deletes in its directory is a
+    link.
 
     The directory itself may be reached through links. Other files in it are the user's, and nobody
     opens them.
@@ -175,7 +215,8 @@ def entries_of_run(run_dir: Path) -> list[Path]:
 def claim_directory(path: Path, config: dict[str, Any], overwrite: bool) -> str:
     """Make `path` this run's, with a current `config.json` and without `DONE`.
 
-    What a run before has left goes with `overwrite`, or where it came to nothing. Returns what there is to say of that.
+    What a run before has left goes with `overwrite`, or where it came to nothing. Returns what
+    there is to say of that.
     """
     with writing(f"run directory {path}"):
         said = delete_run(path) if overwrite and is_run(path) or _is_untrained(path) else ""
@@ -193,34 +234,53 @@ def _check_unoccupied(path: Path, overwrite: bool) -> None:
         return
     if not is_run(path):
         raise UsageError(
-            f"{path} exists already and is no run directory, for it has no config.json: name another one, or delete it"
+            f"{path} exists already and is no run directory, for it has no config.json: name "
+            "another one, or delete it"
         )
     if not overwrite:
-        raise UsageError(f"{path} exists already: continue it with --resume {path}, or replace it with --overwrite")
+        raise UsageError(
+            f"{path} exists already: continue it with --resume {path}, or replace it with "
+            "--overwrite"
+        )
     if not is_of_kit(path):
-        raise UsageError(f"{path} has a config.json that no run of {KIT} has written: name another one to --overwrite")
+        raise UsageError(
+            f"{path} has a config.json that no run of {KIT} has written: name another one to "
+            "--overwrite"
+        )
 
 
 def _is_left_over(path: Path) -> bool:
-    """Tell if this is nothing but what a run leaves that was killed, or whose directory was deleted meanwhile."""
+    """Tell if this is nothing but what a run leaves that was killed, or whose directory was deleted
+    meanwhile.
+    """
     if path.name == FOLDER:
-        return all(is_checkpoint(inside.name) and step_of(inside.name) is None for inside in entries_of(path))
+        return all(
+            is_checkpoint(inside.name) and step_of(inside.name) is None
+            for inside in entries_of(path)
+        )
     return path.name == LOCK or is_temporary(path.name)
 
 
 def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Path) -> list[str]:
     if stored["algorithm"] != config["algorithm"]:
         raise UsageError(f"{path} was made by {stored['algorithm']}, not by {config['algorithm']}")
-    old, new = stored.get("steps_per_update"), config["steps_per_update"]
+    old = stored.get("steps_per_update")
+    new = config["steps_per_update"]
     if old != new:
         flags = "; ".join(differences(stored["args"], config["args"], BATCH)) or "these flags"
-        raise UsageError(f"a resumed run keeps its batch: {old} steps per update in {path}, {new} with {flags}")
+        raise UsageError(
+            f"a resumed run keeps its batch: {old} steps per update in {path}, {new} with {flags}"
+        )
     made = defaults_of(type(args)) | stored["args"]  # also flags that came later
     if changed := differences(made, config["args"], args.fixed):
         raise UsageError(f"{path} cannot go on with these flags: {'; '.join(changed)}")
-    changes = differences(made, config["args"], [name for name in config["args"] if name not in ONE_TIME])
+    changes = differences(
+        made, config["args"], [name for name in config["args"] if name not in ONE_TIME]
+    )
     for name in sorted(stored["args"].keys() - config["args"].keys()):
-        changes.append(f"{flag_of(name)}: {brief_value(stored['args'][name])} then, no flag of this file now")
+        changes.append(
+            f"{flag_of(name)}: {brief_value(stored['args'][name])} then, no flag of this file now"
+        )
     for suite, now in suite_version(split_name(args.env)[0]).items():
         if (then := stored.get("versions", {}).get(suite)) not in (None, now):
             changes.append(f"{suite} is {now}, it was {then}: the same name may be another task")
@@ -231,7 +291,8 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
 
 def _is_untrained(path: Path) -> bool:
     """Whether a run has begun in `path`, and ended before it had trained anything."""
-    checkpoints, metrics = path / FOLDER, path / "metrics.jsonl"
+    checkpoints = path / FOLDER
+    metrics = path / "metrics.jsonl"
     trained = entries_of(checkpoints) or metrics.exists() and metrics.stat().st_size
     return is_run(path) and is_of_kit(path) and not trained
 
@@ -239,18 +300,25 @@ def _is_untrained(path: Path) -> bool:
 def git_hash(checkout: Path) -> str | None:
     try:
         command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=5, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 def delete_run(run_dir: Path) -> str:
-    """Delete what a run has written there but `config.json`, which is replaced; returns a line that says what."""
+    """Delete what a run has written there but `config.json`, which is replaced; returns a line that
+    says what.
+    """
     files = sorted(path for path in run_dir.iterdir() if any(map(path.match, FILES)))
     saved = [path for path in (run_dir / FOLDER).glob("*") if is_checkpoint(path.name)]
     for path in (*files, *saved):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    return f"deleted  the run in {run_dir}: {', '.join(path.name for path in files)}, {len(saved)} checkpoints"
+    return (
+        f"deleted  the run in {run_dir}: {', '.join(path.name for path in files)}, "
+        f"{len(saved)} checkpoints"
+    )
 
 
 def check_shared(run_dir: Path | None) -> None:
@@ -262,4 +330,7 @@ def check_shared(run_dir: Path | None) -> None:
     while not (seen := (run_dir / LOCK).exists()) and time.monotonic() < end:
         time.sleep(0.1)
     if blind := multihost.max_over_processes(0 if seen else jax.process_index()):
-        raise UsageError(f"process {blind} does not see {run_dir}: it has to be on storage that all processes share")
+        raise UsageError(
+            f"process {blind} does not see {run_dir}: it has to be on storage that all "
+            "processes share"
+        )

@@ -1,4 +1,5 @@
-"""Estimates over seeds and their uncertainty, as Agarwal et al. (2021) recommend: arxiv.org/abs/2108.13264.
+"""Estimates over seeds and their uncertainty, as Agarwal et al. (2021) recommend:
+arxiv.org/abs/2108.13264.
 
 Shapes: S seeds, P points of a curve. All bootstraps draw the same random numbers in every call.
 """
@@ -26,8 +27,8 @@ class Interval(NamedTuple):
 def estimate(values: np.ndarray, kind: Kind = "iqm") -> np.ndarray:
     """Estimate the mean or the interquartile mean of values [S, ...] over the first axis.
 
-    The interquartile mean leaves out the lowest and the highest quarter, rounded down, and so is the mean of fewer
-    than four values.
+    The interquartile mean leaves out the lowest and the highest quarter, rounded down, and so is
+    the mean of fewer than four values.
     """
     cut = len(values) // 4 if kind == "iqm" else 0
     return np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
@@ -39,15 +40,18 @@ def estimate_name(kind: Kind, count: int) -> str:
 
 
 def interval(*tasks: np.ndarray, kind: Kind = "iqm") -> Interval | None:
-    """The 95% percentile bootstrap interval of `estimate` over the seeds of one or several tasks, [S, ...] each.
+    """The 95% percentile bootstrap interval of `estimate` over the seeds of one or several tasks,
+    [S, ...] each.
 
-    It resamples whole seeds within each task (section 4.1 of the paper). None where a task has fewer than FEWEST.
+    It resamples whole seeds within each task (section 4.1 of the paper). None where a task has
+    fewer than FEWEST.
     """
     if min(map(len, tasks)) < FEWEST:
         return None
     random = np.random.default_rng(0)
     picks = [random.integers(len(task), size=(len(task), RESAMPLES)) for task in tasks]
-    columns = [task.reshape(len(task), -1).T for task in tasks]  # one after another: [S, RESAMPLES] are in memory
+    # One after another: [S, RESAMPLES] are in memory
+    columns = [task.reshape(len(task), -1).T for task in tasks]
     bounds = []
     for column in zip(*columns, strict=True):
         resampled = np.concatenate([seeds[pick] for seeds, pick in zip(column, picks, strict=True)])
@@ -57,7 +61,9 @@ def interval(*tasks: np.ndarray, kind: Kind = "iqm") -> Interval | None:
 
 
 def spread(values: np.ndarray, kind: Kind = "iqm") -> Interval | None:
-    """The bootstrap interval of values [S, ...], or their range where seeds are too few; None of a single seed."""
+    """The bootstrap interval of values [S, ...], or their range where seeds are too few; None of a
+    single seed.
+    """
     if len(values) < 2:
         return None
     return interval(values, kind=kind) or Interval(values.min(axis=0), values.max(axis=0), RANGE)
@@ -74,12 +80,17 @@ class Difference(NamedTuple):
 
 
 def difference(
-    values: np.ndarray, seeds: Sequence[int], baseline: np.ndarray, baseline_seeds: Sequence[int], kind: Kind = "iqm"
+    values: np.ndarray,
+    seeds: Sequence[int],
+    baseline: np.ndarray,
+    baseline_seeds: Sequence[int],
+    kind: Kind = "iqm",
 ) -> Difference:
     """Compare values [S] with those of a baseline [S'], both with their seeds.
 
-    Where both have the same seeds, each of them once, a resample takes the same seeds on both sides. The probability of
-    improvement is section 4.3 of the paper: Mann and Whitney's statistic over the number of pairs, a tie being half.
+    Where both have the same seeds, each of them once, a resample takes the same seeds on both
+    sides. The probability of improvement is section 4.3 of the paper: Mann and Whitney's statistic
+    over the number of pairs, a tie being half.
     """
     paired = sorted(seeds) == sorted(baseline_seeds) and len(set(seeds)) == len(seeds)
     if paired:
@@ -88,11 +99,19 @@ def difference(
     value = float(estimate(values, kind) - estimate(baseline, kind))
     probability = float(_improvement(values[:, None], baseline[:, None])[0])
     if min(len(values), len(baseline)) < FEWEST:
-        return Difference(value, None, paired, probability, None)
+        return Difference(
+            value=value,
+            interval=None,
+            paired=paired,
+            probability=probability,
+            probability_interval=None,
+        )
 
     random = np.random.default_rng(0)
     picks = random.integers(len(values), size=(len(values), RESAMPLES))
-    baseline_picks = picks if paired else random.integers(len(baseline), size=(len(baseline), RESAMPLES))
+    baseline_picks = (
+        picks if paired else random.integers(len(baseline), size=(len(baseline), RESAMPLES))
+    )
     ours = values[picks]  # [S, RESAMPLES]
     theirs = baseline[baseline_picks]
     differences = estimate(ours, kind) - estimate(theirs, kind)
@@ -106,7 +125,9 @@ def difference(
 
 
 def _improvement(values: np.ndarray, baseline: np.ndarray) -> np.ndarray:
-    """The share [R] of pairs in which one of the values [S, R] is above one of the baseline [S', R]; ties are half."""
+    """The share [R] of pairs in which one of the values [S, R] is above one of the baseline [S',
+    R]; ties are half.
+    """
     from scipy.stats import rankdata
 
     count = len(values)
@@ -116,7 +137,8 @@ def _improvement(values: np.ndarray, baseline: np.ndarray) -> np.ndarray:
 
 
 def mean_over_steps(steps: np.ndarray, values: np.ndarray, first: float, last: float) -> np.ndarray:
-    """The area [S] under curves [S, P] at `steps` [P] between two steps, over their distance; NaN where a curve is not.
+    """The area [S] under curves [S, P] at `steps` [P] between two steps, over their distance; NaN
+    where a curve is not.
 
     Between two points a curve is the line.
     """

@@ -21,29 +21,39 @@ MOST_PENDING = 8  # evaluations, each with a learner on the host
 
 
 class Evaluations:
-    """Begins evaluations, each step's once, and hands what comes of them to the recorder and the saver.
+    """Begins evaluations, each step's once, and hands what comes of them to the recorder and the
+    saver.
 
-    Beside the training they may be late, but none is left out: where `MOST_PENDING` are, the training waits.
+    Beside the training they may be late, but none is left out: where `MOST_PENDING` are, the
+    training waits.
     """
 
     def __init__(self, run: Any, newest: Score):
-        """Of a `Run`, whose parts they use; `newest` is the last evaluation before it, if there was one."""
-        self._run, self.newest = run, newest
+        """Of a `Run`, whose parts they use; `newest` is the last evaluation before it, if there was
+        one.
+        """
+        self._run = run
+        self.newest = newest
         _, best = multihost.on_first(run.saver.checkpoints.best)
         self.goal_reached = self._reaches_goal(best)  # by an evaluation, perhaps not the newest
         self.evaluate: Callable | None = None  # the program of `play`, once there is one
         self.beside: Any = None  # in its place a `HostEvaluation`, which plays beside the training
-        self._begun = newest.step if newest.evaluation else None  # the step of the last one that has begun
+        # The step of the last one that has begun
+        self._begun = newest.step if newest.evaluation else None
         self._pending: dict[int, Row] = {}  # by step the moment of those not over, the oldest first
         run.saver.checkpoints.under_evaluation = self._pending
         self._has_waited = False
 
     def is_due(self, step: int) -> bool:
-        """Tell if the state at this step, at which an evaluation is due, has not been evaluated yet."""
+        """Tell if the state at this step, at which an evaluation is due, has not been evaluated
+        yet.
+        """
         return self._begun != step
 
     def dispatch(self, state: Any) -> Any:
-        """Begin to play on the devices, which need the state no longer than that: Episodes there, to be waited for."""
+        """Begin to play on the devices, which need the state no longer than that: Episodes there,
+        to be waited for.
+        """
         return self.evaluate(state, np.int32(SEED))
 
     def begin(self, step: int, played: Any) -> None:
@@ -51,11 +61,13 @@ class Evaluations:
 
         Args:
             step: Environment steps.
-            played: What `dispatch` has returned, or for an evaluation beside the training the state on the host.
+            played: What `dispatch` has returned, or for an evaluation beside the training the state
+                on the host.
         """
         if not self.is_due(step):
             return
-        run, self._begun = self._run, step
+        run = self._run
+        self._begun = step
         moment = {"time/wall": run.clock.wall, "time/compile": run.clock.seconds["compile"]}
         while len(self._pending) >= MOST_PENDING:
             if run.no_more_evaluations():
@@ -63,7 +75,10 @@ class Evaluations:
             if not self._has_waited:
                 self._has_waited = True
                 why = f"as {MOST_PENDING} evaluations are pending"
-                run.console.warn(f"the training waits, {why}: fewer --eval-episodes or a longer --eval-interval help")
+                run.console.warn(
+                    f"the training waits, {why}: fewer --eval-episodes or a longer "
+                    "--eval-interval help"
+                )
             self.poll()
             self._rest()
         self._pending[step] = moment
@@ -122,7 +137,9 @@ class Evaluations:
             self.beside.stop()
 
     def _played_later(self) -> str:
-        """Tell how many of the pending ones --resume plays: that of the end, and those after the last save."""
+        """Tell how many of the pending ones --resume plays: that of the end, and those after the
+        last save.
+        """
         saved = self._run.saver.newest_step
         later = sum(step > saved or step == saved == self._run.total for step in self._pending)
         if not later:
@@ -141,16 +158,22 @@ class Evaluations:
 
 
 def episodes_of(played: Any, args: Any) -> Episodes:
-    """Wait for Episodes [D, S, E / D, rounded up] of devices, and put them together on the host: [S, E]."""
+    """Wait for Episodes [D, S, E / D, rounded up] of devices, and put them together on the host:
+    [S, E].
+    """
     own = multihost.all_or_none(lambda: jax.block_until_ready(played))
-    episodes = multihost_utils.process_allgather(own, tiled=True)  # on the host, those of all devices
+    # On the host, those of all devices
+    episodes = multihost_utils.process_allgather(own, tiled=True)
     # More than were asked for, where devices do not divide them
     return jax.tree.map(lambda x: np.concatenate(x, axis=1)[:, : args.eval_episodes], episodes)
 
 
 def metrics_of(episodes: Episodes, is_game: bool) -> dict[str, list[float]]:
     """The metrics of Episodes [S, E], each with one number per seed."""
-    values = {f"return_{name}": getattr(episodes.ret, name)(axis=1) for name in ("mean", "std", "min", "max")}
+    values = {
+        f"return_{name}": getattr(episodes.ret, name)(axis=1)
+        for name in ("mean", "std", "min", "max")
+    }
     values["length_mean"] = episodes.length.mean(axis=1)
     if is_game:
         values["win_rate"] = np.mean(episodes.ret > 0, axis=1)

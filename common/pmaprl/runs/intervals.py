@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 MOST_ROWS = 500  # of a run, as far as it decides itself
 MOST_EVALUATIONS = 100  # likewise, and as many checkpoints
-FEWEST_UPDATES = 8  # in an interval on an accelerator, which a host that reads every update keeps waiting
+# In an interval on an accelerator, which a host that reads every update keeps waiting
+FEWEST_UPDATES = 8
 
 
 class Intervals(NamedTuple):
@@ -19,10 +20,10 @@ class Intervals(NamedTuple):
 def intervals_of(args: Any, on_accelerator: bool) -> Intervals:
     """Take the intervals that flags name, and let the others follow from the length of the run.
 
-    A run that resumes has the same ones, as they depend on neither where it stopped nor on what time
-    anything takes; with another --total-timesteps they follow from that. Evaluations and checkpoints
-    fall on rows, where rows follow from the length too: each moment at which anything is due is a
-    row of its own.
+    A run that resumes has the same ones, as they depend on neither where it stopped nor on what
+    time anything takes; with another --total-timesteps they follow from that. Evaluations and
+    checkpoints fall on rows, where rows follow from the length too: each moment at which anything
+    is due is a row of its own.
     """
     total = args.num_updates * args.steps_per_update
     fewest = FEWEST_UPDATES * args.steps_per_update if on_accelerator else 1

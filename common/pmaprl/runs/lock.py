@@ -1,7 +1,9 @@
-"""One process at a time in a run directory: a lock that the operating system takes back from a process that ends.
+"""One process at a time in a run directory: a lock that the operating system takes back from a
+process that ends.
 
-The file system holds it, so over NFS it keeps out other hosts too, if NFS has locks. Imports nothing beyond the
-standard library and `common/pmaprl/cli`: peers of the benchmark live in environments of their own.
+The file system holds it, so over NFS it keeps out other hosts too, if NFS has locks. Imports
+nothing beyond the standard library and `common/pmaprl/cli`: peers of the benchmark live in
+environments of their own.
 """
 
 import fcntl
@@ -21,7 +23,8 @@ LOCK = ".pmaprl.lock"  # a file of this name says who is there
 
 @contextmanager
 def locked(run_dir: Path | None) -> Iterator[None]:
-    """Keep other processes out of `run_dir`, if there is one; it is made, and removed again where it stays empty.
+    """Keep other processes out of `run_dir`, if there is one; it is made, and removed again where
+    it stays empty.
 
     Raises UsageError, naming process and host, where another one is in there.
     """
@@ -47,7 +50,9 @@ def locked(run_dir: Path | None) -> Iterator[None]:
 
 
 def is_ours(run_dir: Path) -> bool:
-    """Whether `run_dir` is still there and locked by this process, and not deleted or replaced by another run's."""
+    """Whether `run_dir` is still there and locked by this process, and not deleted or replaced by
+    another run's.
+    """
     try:
         return read_bytes(run_dir, LOCK).decode(errors="replace") == _holder()
     except (OSError, UsageError):
@@ -81,7 +86,9 @@ def _open_locked(run_dir: Path, flags: int) -> TextIO:
     except BlockingIOError:
         with file:
             holder = shortened(file.read())
-        raise UsageError(f"{run_dir} is in use by {holder}: wait until that ends, or end it") from None
+        raise UsageError(
+            f"{run_dir} is in use by {holder}: wait until that ends, or end it"
+        ) from None
     except OSError:
         pass  # a file system without locks
     return file

@@ -1,4 +1,6 @@
-"""Where metrics go, `metrics.jsonl`, TensorBoard and Weights & Biases, and how they are read again."""
+"""Where metrics go, `metrics.jsonl`, TensorBoard and Weights & Biases, and how they are read
+again.
+"""
 
 import importlib
 import json
@@ -19,7 +21,8 @@ from pmaprl.cli.errors import UsageError, shortened
 from pmaprl.cli.files import in_one_step
 from pmaprl.cli.stored import opened, read_bytes
 
-TRAINING, EVALUATION = "episode/return", "eval/return_mean"
+TRAINING = "episode/return"
+EVALUATION = "eval/return_mean"
 RECENT = "episode/return_last100"
 Row = dict[str, Any]
 LONGEST_LINE = 2**27  # characters of a row: of 10,000 members some hundred metrics
@@ -30,10 +33,14 @@ class LogWriter:
     """Writers for rows of flat names; values are numbers, or lists of one number per seed."""
 
     def __init__(self, directory: Path, args: Any, config: Row, resume_at: int = 0):
-        """Open `metrics.jsonl` in `directory`. Rows after step `resume_at` go: a resumed run has not had them yet."""
+        """Open `metrics.jsonl` in `directory`. Rows after step `resume_at` go: a resumed run has
+        not had them yet.
+        """
         path = directory / "metrics.jsonl"
         with in_one_step(path) as temporary, temporary.open("w") as file:
-            file.writelines(json.dumps(row) + "\n" for row in read(path) if row["env_steps"] <= resume_at)
+            file.writelines(
+                json.dumps(row) + "\n" for row in read(path) if row["env_steps"] <= resume_at
+            )
         self._file = path.open("a")
         self._args = args
         writers = import_writers(args)
@@ -41,10 +48,14 @@ class LogWriter:
         if args.tensorboard:
             # TensorBoard then hides what the run has shown of steps that it makes again
             again = resume_at + 1 if args.resume else None
-            self._tensorboard = writers["tensorboard"].SummaryWriter(str(directory), purge_step=again)
+            self._tensorboard = writers["tensorboard"].SummaryWriter(
+                str(directory), purge_step=again
+            )
             flags = json.dumps(config, indent=2, default=str).replace("\n", "\n    ")
-            self._tensorboard.add_text("config", f"    {flags}", resume_at)  # indented, Markdown keeps it as it is
-        self._wandb, self._newest = writers.get("wandb"), 0
+            # Indented, Markdown keeps it as it is
+            self._tensorboard.add_text("config", f"    {flags}", resume_at)
+        self._wandb = writers.get("wandb")
+        self._newest = 0
         if self._wandb:
             self._wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "pmaprl"),
@@ -62,14 +73,18 @@ class LogWriter:
         scalars = {}
         if self._tensorboard or self._wandb:
             scalars = summarized(row, self._args.is_population, self._args.log_each)
-        if row["env_steps"] <= self._newest:  # an evaluation that was late: the times of that step are there already
-            scalars = {name: value for name, value in scalars.items() if not name.startswith("time/")}
+        # An evaluation that was late: the times of that step are there already
+        if row["env_steps"] <= self._newest:
+            scalars = {
+                name: value for name, value in scalars.items() if not name.startswith("time/")
+            }
         if self._tensorboard:
             for name, value in scalars.items():
                 self._tensorboard.add_scalar(name, value, row["env_steps"])
         self._newest = max(self._newest, row["env_steps"])
         if self._wandb:
-            self._wandb.log(scalars, step=self._newest)  # it drops rows that come late, as background evaluations do
+            # It drops rows that come late, as background evaluations do
+            self._wandb.log(scalars, step=self._newest)
 
     def close(self) -> None:
         with ExitStack() as writers:  # all are closed, whichever fails
@@ -81,34 +96,44 @@ class LogWriter:
 
 
 def import_writers(args: Any) -> dict[str, ModuleType]:
-    """The packages of the writers that flags ask for. Raises UsageError where one is not installed."""
+    """The packages of the writers that flags ask for. Raises UsageError where one is not
+    installed.
+    """
     found = {}
     for flag, package in WRITERS.items():
         try:
             found |= {flag: importlib.import_module(package)} if getattr(args, flag) else {}
         except ImportError as error:
-            raise UsageError(f'--{flag} needs {package}: pip install {package}, or -e ".[{flag}]" ({error})') from error
+            raise UsageError(
+                f'--{flag} needs {package}: pip install {package}, or -e ".[{flag}]" ({error})'
+            ) from error
     return found
 
 
 def _wandb_id(directory: Path) -> str:
-    """Weights & Biases' name for this run, kept in its directory so that a resumed run goes on in the same charts."""
+    """Weights & Biases' name for this run, kept in its directory so that a resumed run goes on in
+    the same charts.
+    """
     path = directory / "wandb_id"
     if not path.exists():
         with in_one_step(path) as temporary:
             temporary.write_text(secrets.token_hex(4))
     name = read_bytes(directory, path.name).decode(errors="replace")
     if not re.fullmatch("[0-9a-z]{1,64}", name):
-        raise UsageError(f"{path} is no name of a run in Weights & Biases, {shortened(name)!r}: delete the file")
+        raise UsageError(
+            f"{path} is no name of a run in Weights & Biases, {shortened(name)!r}: delete the file"
+        )
     return name
 
 
 PLACES = {"pbt/source"}  # metrics that are places of members, and no quantities
-OF_EPISODES = re.compile("(episode|eval)/return(?!_std|_min)")  # metrics of which the best is the highest
+# Metrics of which the best is the highest
+OF_EPISODES = re.compile("(episode|eval)/return(?!_std|_min)")
 
 
 def summarized(row: Row, is_population: bool, each: bool = False) -> dict[str, float]:
-    """The scalars of a row for charts: of several seeds the mean, of members the median and the best return.
+    """The scalars of a row for charts: of several seeds the mean, of members the median and the
+    best return.
 
     Args:
         row: numbers, or lists of one number per seed or member; None where there is none.
@@ -135,7 +160,9 @@ def summarized(row: Row, is_population: bool, each: bool = False) -> dict[str, f
 
 
 def jsonable(value: Any) -> Any:
-    """Arrays [S] as a number (one seed) or a list, with None for what is not finite, so that the line is valid JSON."""
+    """Arrays [S] as a number (one seed) or a list, with None for what is not finite, so that the
+    line is valid JSON.
+    """
     if type(value) is int:
         return value
     if type(value) is float:
@@ -152,11 +179,13 @@ def _rounded(number: float) -> float | None:
     return float("%.7g" % number) if math.isfinite(number) else None  # noqa: UP031 (it is twice as fast)
 
 
-# ---------------------------------------------------------------------------------------------------------------- read
+# --------------------------------------------------------------------------------------------------
+# read
 
 
 def read(path: Path) -> Iterator[Row]:
-    """The rows of a metrics file, one after another; lines that are none, or cut off by a crash, are left out.
+    """The rows of a metrics file, one after another; lines that are none, or cut off by a crash,
+    are left out.
 
     Raises UsageError where the file is none of a run, see `stored.py`.
     """
@@ -165,7 +194,9 @@ def read(path: Path) -> Iterator[Row]:
     with opened(path) as file:
         while line := file.readline(LONGEST_LINE):
             if len(line) == LONGEST_LINE:
-                raise UsageError(f"{path} has a line of over {LONGEST_LINE:,} characters: it is damaged")
+                raise UsageError(
+                    f"{path} has a line of over {LONGEST_LINE:,} characters: it is damaged"
+                )
             if row := _row(line):
                 yield row
 
@@ -191,7 +222,9 @@ def _numbers_of(value: Any) -> np.ndarray | None:
 
 def is_number(value: Any) -> bool:
     """Whether `value` came from a JSON number, and a finite one."""
-    return type(value) is float and math.isfinite(value) or type(value) is int and abs(value) < 2**63
+    return (
+        type(value) is float and math.isfinite(value) or type(value) is int and abs(value) < 2**63
+    )
 
 
 def _as_number(value: Any) -> float:
@@ -224,9 +257,13 @@ class Log:
         """
         for name, one in self.series.items():
             if (agents_of_metric := one.values.shape[1]) not in (1, count):
-                raise UsageError(f"{name} has numbers of {agents_of_metric} agents, in a run of {count}")
+                raise UsageError(
+                    f"{name} has numbers of {agents_of_metric} agents, in a run of {count}"
+                )
         series = {
-            name: replace(one, values=one.values[:, agents]) if one.values.shape[1] == count else one
+            name: replace(one, values=one.values[:, agents])
+            if one.values.shape[1] == count
+            else one
             for name, one in self.series.items()
         }
         return replace(self, series=series)
@@ -234,24 +271,43 @@ class Log:
 
 def read_log(run_dir: Path, metrics: Iterable[str]) -> Log:
     """Read `metrics.jsonl` row by row, keeping `metrics` only."""
-    names, newest, wall_seconds, speed = set(), 0, math.nan, math.nan
+    names = set()
+    newest = 0
+    wall_seconds = math.nan
+    speed = math.nan
     found = {name: ([], [], []) for name in metrics}  # steps, seconds and values
     for row in read(run_dir / "metrics.jsonl"):
-        step, wall = row["env_steps"], _as_number(row.get("time/wall"))
+        step = row["env_steps"]
+        wall = _as_number(row.get("time/wall"))
         if step > newest:  # else it is a late evaluation's, of a moment before
-            newest, wall_seconds = step, wall
+            newest = step
+            wall_seconds = wall
             speed = _as_number(row.get("time/sps_total", speed))
         names.update(row)
         for name in found.keys() & row.keys():
             values = _numbers_of(row[name])
             if values is None:
                 what = f"{name} is {shortened(repr(row[name]))} at step {step:,}"
-                raise UsageError(f"{run_dir}/metrics.jsonl: {what}, not a number or a list of numbers")
+                raise UsageError(
+                    f"{run_dir}/metrics.jsonl: {what}, not a number or a list of numbers"
+                )
             if found[name][2] and len(values) != len(found[name][2][-1]):
                 lengths = f"{len(values)} at step {step:,}, and {len(found[name][2][-1])} before"
-                raise UsageError(f"{run_dir}/metrics.jsonl: {name} has numbers of several agents, {lengths}")
+                raise UsageError(
+                    f"{run_dir}/metrics.jsonl: {name} has numbers of several agents, {lengths}"
+                )
             for column, value in zip(found[name], (step, wall, values), strict=True):
                 column.append(value)
-    series = {name: Series(*(np.array(x, float) for x in columns)) for name, columns in found.items() if columns[0]}
+    series = {
+        name: Series(*(np.array(x, float) for x in columns))
+        for name, columns in found.items()
+        if columns[0]
+    }
     trained = newest / speed if is_number(speed) and speed > 0 else math.nan
-    return Log(series, frozenset(names), newest, wall_seconds, trained)
+    return Log(
+        series=series,
+        names=frozenset(names),
+        steps=newest,
+        wall_seconds=wall_seconds,
+        trained_seconds=trained,
+    )

@@ -1,4 +1,6 @@
-"""Rows of metrics, in `metrics.jsonl` and on the console: one for every chunk of updates, see `run.py`."""
+"""Rows of metrics, in `metrics.jsonl` and on the console: one for every chunk of updates, see
+`run.py`.
+"""
 
 import time
 from collections.abc import Callable
@@ -16,7 +18,9 @@ Callback = Callable[[Row], Any]
 
 
 class Clock:
-    """Runs from its making on; training begins when it is told so, and is interrupted by evaluations and saves."""
+    """Runs from its making on; training begins when it is told so, and is interrupted by
+    evaluations and saves.
+    """
 
     def __init__(self):
         self.seconds = dict.fromkeys(("compile", "eval", "checkpoint", "host"), 0.0)
@@ -30,7 +34,8 @@ class Clock:
     def go_on(self, log: Log) -> None:
         """After other invocations of the run, which have logged this."""
         if is_number(log.wall_seconds) and is_number(log.trained_seconds):
-            self.wall_before, self.trained_before = log.wall_seconds, log.trained_seconds
+            self.wall_before = log.wall_seconds
+            self.trained_before = log.trained_seconds
 
     @property
     def wall(self) -> float:
@@ -49,7 +54,8 @@ class Clock:
 
     def lap(self) -> float:
         """Seconds of training since the last call, or since it began."""
-        before, self._lap = self._lap, self.trained
+        before = self._lap
+        self._lap = self.trained
         return self._lap - before
 
     @contextmanager
@@ -75,13 +81,15 @@ class Chunk:
     def add(self, last_step: int, read: Callable[[], Outcome]) -> None:
         """Take a call that is dispatched, up to a step; waits for the call before it."""
         _ = self.outcome
-        self.last_step, self._newest = last_step, read
+        self.last_step = last_step
+        self._newest = read
 
     @property
     def outcome(self) -> Outcome:
         """Numbers of all its updates, once they are done."""
         if self._newest:
-            newest, self._newest = self._newest(), None
+            newest = self._newest()
+            self._newest = None
             self._known = self._known.followed_by(newest) if self._known else newest
         return self._known
 
@@ -89,7 +97,12 @@ class Chunk:
     def broken(self) -> dict[int, tuple[int, str]]:
         """By agent, update and metric of its first number that was not finite."""
         numbers = self.outcome.broken.items()
-        found = [(agent, int(index), name) for name, x in numbers for agent, index in enumerate(x) if index >= 0]
+        found = [
+            (agent, int(index), name)
+            for name, x in numbers
+            for agent, index in enumerate(x)
+            if index >= 0
+        ]
         return {agent: tuple(first) for agent, *first in sorted(found, reverse=True)}
 
 
@@ -98,44 +111,62 @@ class Recorder:
 
     def __init__(self, run: Any):
         """Of a `Run`, whose parts it uses; without a directory the console alone shows rows."""
-        self._run, self._args, self._clock = run, run.args, run.clock
+        self._run = run
+        self._args = run.args
+        self._clock = run.clock
         self.stop_requested = False  # by the callback
-        self._log = LogWriter(run.dir, run.args, run.config, resume_at=run.first_step) if run.dir else None
+        self._log = (
+            LogWriter(run.dir, run.args, run.config, resume_at=run.first_step) if run.dir else None
+        )
         if self._log:
             self._clock.go_on(read_log(run.dir, ()))
         self._broken: set[int] = set()  # members of a population that are given up
         self.chunk: Chunk | None = None  # the newest, as long as its row is not written
 
     def add(self, first_step: int, last_step: int, read: Callable[[], Outcome]) -> None:
-        """Note updates that are dispatched; they go into the row that is held back, if there is one.
+        """Note updates that are dispatched; they go into the row that is held back, if there is
+        one.
 
-        `read` waits for them. Raises TrainingError where a metric of the updates before them was not finite.
+        `read` waits for them. Raises TrainingError where a metric of the updates before them was
+        not finite.
         """
         self.wait()
         self.chunk = self.chunk or Chunk(first_step)
         self.chunk.add(last_step, read)
 
     def wait(self) -> None:
-        """Until the newest updates are done. Writes their row already where a number is not finite, and raises."""
+        """Until the newest updates are done. Writes their row already where a number is not finite,
+        and raises.
+        """
         if self.chunk and self._fails(self.chunk):
             self.write()
 
-    def add_evaluation(self, step: int, evaluation: dict[str, list[float]], moment: dict[str, float]) -> None:
-        """Into the row of that step, or as a row of its own, of that `moment`, where that is written."""
+    def add_evaluation(
+        self, step: int, evaluation: dict[str, list[float]], moment: dict[str, float]
+    ) -> None:
+        """Into the row of that step, or as a row of its own, of that `moment`, where that is
+        written.
+        """
         if self.chunk and self.chunk.last_step == step:
             self.chunk.evaluation = evaluation
         else:
             self._emit({"env_steps": step} | evaluation | moment)
 
     def write(self) -> None:
-        """Write the row that is held back, if there is one. Raises TrainingError where a metric was not finite."""
+        """Write the row that is held back, if there is one. Raises TrainingError where a metric was
+        not finite.
+        """
         if self.chunk is None:
             return
-        chunk, self.chunk = self.chunk, None
+        chunk = self.chunk
+        self.chunk = None
         metrics = chunk.outcome.metrics
         seconds = self._clock.lap()
         with self._clock.timed("host"):
-            row = {"env_steps": chunk.last_step, "updates": chunk.last_step // self._args.steps_per_update}
+            row = {
+                "env_steps": chunk.last_step,
+                "updates": chunk.last_step // self._args.steps_per_update,
+            }
             row |= metrics | chunk.evaluation | self._times(chunk, seconds)
             fails = self._fails(chunk)
             row = self._emit(row, whole=not fails)
@@ -146,14 +177,18 @@ class Recorder:
             self._caution(row)
 
     def _caution(self, row: Row) -> None:
-        """Say, once, what the algorithm has to say of metrics that are above the value that it names."""
+        """Say, once, what the algorithm has to say of metrics that are above the value that it
+        names.
+        """
         cautions = self._run.cautions
         for metric, (most, text) in list(cautions.items()):
             value = row.get(metric)
             found = [x for x in (value if isinstance(value, list) else [value]) if x is not None]
             if max(found, default=most) > most:
                 del cautions[metric]
-                self._run.console.warn(f"by step {row['env_steps']:,} {metric} is {max(found):.2g}: {text}")
+                self._run.console.warn(
+                    f"by step {row['env_steps']:,} {metric} is {max(found):.2g}: {text}"
+                )
 
     def close(self) -> None:
         if self._log:
@@ -168,7 +203,8 @@ class Recorder:
         return row
 
     def _times(self, chunk: Chunk, seconds: float) -> dict[str, float]:
-        clock, done = self._clock, chunk.last_step - self._run.first_step
+        clock = self._clock
+        done = chunk.last_step - self._run.first_step
         times = {
             "sps": (chunk.last_step - chunk.first_step) / max(seconds, 1e-9),
             "sps_total": chunk.last_step / max(clock.trained_before + clock.trained, 1e-9),
@@ -185,10 +221,14 @@ class Recorder:
     def _error(self, chunk: Chunk) -> TrainingError:
         """What was not finite, of which agent, and since when."""
         (index, name), agent = min((first, agent) for agent, first in chunk.broken.items())
-        step, seed = chunk.first_step + (index + 1) * self._args.steps_per_update, self._args.members.seed[agent]
+        step = chunk.first_step + (index + 1) * self._args.steps_per_update
+        seed = self._args.members.seed[agent]
         advice = "look at the environment's rewards, observations and masks, or take smaller steps"
         if name == IN_BOUNDS:
-            advice = "bytes are outside of the bounds of their space: mend those, or say the largest by --byte-max"
+            advice = (
+                "bytes are outside of the bounds of their space: mend those, or say the "
+                "largest by --byte-max"
+            )
         if name == IN_SPACE:
             advice = f"an observation {OUTSIDE}"
         where = f"{name} is not finite at step {step} (seed {seed})"
@@ -196,9 +236,13 @@ class Recorder:
 
     def _give_up(self, chunk: Chunk) -> None:
         """Say which members have broken in this chunk; the others go on."""
-        new, self._broken = sorted(chunk.broken.keys() - self._broken), set(chunk.broken)
+        new = sorted(chunk.broken.keys() - self._broken)
+        self._broken = set(chunk.broken)
         if new:
-            members = ", ".join(map(str, new[:10])) + (f" and {len(new) - 10} more" if len(new) > 10 else "")
-            left, metric = self._args.num_agents - len(self._broken), chunk.broken[new[0]][1]
+            members = ", ".join(map(str, new[:10])) + (
+                f" and {len(new) - 10} more" if len(new) > 10 else ""
+            )
+            left = self._args.num_agents - len(self._broken)
+            metric = chunk.broken[new[0]][1]
             what = f"{metric} of member{'s' * (len(new) > 1)} {members} is not finite"
             self._run.console.warn(f"by step {chunk.last_step:,} {what}; {left} go on")

@@ -1,11 +1,12 @@
 """One run: wires its parts together, the loops in `common/pmaprl/training.py` drive it.
 
-A chunk is the updates up to the next time that anything is due; every chunk is one row of metrics. Long chunks are
-dispatched in several calls, between which a run can stop.
+A chunk is the updates up to the next time that anything is due; every chunk is one row of metrics.
+Long chunks are dispatched in several calls, between which a run can stop.
 
-What a call reports is read only after the next one has been dispatched, and so is the evaluation after it; what is to
-be saved is copied on the devices first, and then in the background. So the devices never wait for the host, except
-where something decides whether the run goes on: a callback, --stop-at-return, or other processes.
+What a call reports is read only after the next one has been dispatched, and so is the evaluation
+after it; what is to be saved is copied on the devices first, and then in the background. So the
+devices never wait for the host, except where something decides whether the run goes on: a callback,
+--stop-at-return, or other processes.
 """
 
 import json
@@ -54,7 +55,9 @@ class Pace:
         self._began = 0.0  # when that was at the earliest
 
     def note(self, updates: int, now: float) -> None:
-        """Note a call that is dispatched `now`, in seconds of training, where the call before it is done."""
+        """Note a call that is dispatched `now`, in seconds of training, where the call before it is
+        done.
+        """
         if self._under_way:
             fitting = int(CALL_SECONDS * self._under_way / max(now - self._began, 1e-9))
             self.most_updates = max(min(fitting, 2 * self._largest, MOST_UPDATES), 1)
@@ -64,7 +67,9 @@ class Pace:
 
 
 class Due(NamedTuple):
-    """An evaluation and a save of the state at one step, which wait until it is known to be sound."""
+    """An evaluation and a save of the state at one step, which wait until it is known to be
+    sound.
+    """
 
     step: int
     evaluate: bool
@@ -75,7 +80,9 @@ class Due(NamedTuple):
 
 
 class Run:
-    """See the module's text. Raises UsageError for a run directory or an extra that cannot be used."""
+    """See the module's text. Raises UsageError for a run directory or an extra that cannot be
+    used.
+    """
 
     def __init__(
         self,
@@ -87,29 +94,40 @@ class Run:
         callback: Callback | None = None,
         cautions: Mapping[str, tuple[float, str]] | None = None,
     ):
-        """`env` has a `name` and a `spec`. `notes` are lines for the header, by the word that they begin with.
+        """`env` has a `name` and a `spec`. `notes` are lines for the header, by the word that they
+        begin with.
 
         `cautions` are an algorithm's, see `OnPolicy`.
         """
         import_writers(args)  # which fails before anything is written
         set_up_cache()
-        self.args, self.devices, self.is_game = args, devices, getattr(env, "is_game", False)
-        self.env_name, self.cautions = env.name, dict(cautions or {})  # those that are not said yet
+        self.args = args
+        self.devices = devices
+        self.is_game = getattr(env, "is_game", False)
+        self.env_name = env.name  # those that are not said yet
+        self.cautions = dict(cautions or {})
         self.total = args.num_updates * args.steps_per_update
         self._end = min(self.total, args.stop_after or self.total)  # of this invocation
         self.intervals = intervals_of(args, on_accelerator=devices[0].platform != "cpu")
         self._intervals = {"log": self.intervals.log, "exchange": args.exchange_interval}
         if not args.benchmark:
-            self._intervals |= {"eval": self.intervals.eval, "checkpoint": self.intervals.checkpoint}
+            self._intervals |= {
+                "eval": self.intervals.eval,
+                "checkpoint": self.intervals.checkpoint,
+            }
         self.config = describe_run(args, script, env, devices)
         (self.path, changes), first = agree_on_directory(args, self.config), multihost.is_first()
         self.dir = self.path if first else None  # where this process writes
-        self.console = Console(args.quiet or args.benchmark, self.total, args.is_population, speaks=first)
+        self.console = Console(
+            args.quiet or args.benchmark, self.total, args.is_population, speaks=first
+        )
         self._interruption = Interruption(self.console)
         self.steps = self.first_step = 0
-        self.figures: dict[str, Any] = {}  # more for `result.json` and --benchmark, of actors once they have ended
+        # More for `result.json` and --benchmark, of actors once they have ended
+        self.figures: dict[str, Any] = {}
         self._header = reports.header(self, env.name, notes, changes)
-        self.clock, self.callback = Clock(), callback if first else None
+        self.clock = Clock()
+        self.callback = callback if first else None
         self.saver = self.recorder = self.evaluations = None  # until `start`
         self._due: Due | None = None
         self._pace = Pace(first=math.ceil(args.least_log_interval / args.steps_per_update))
@@ -138,17 +156,22 @@ class Run:
                 write_json(self.dir / results.RESULT, reports.result(self, "failed") | reason)
         self.console.attempt("log", self.recorder.close)
 
-    def start(self, programs: Programs, members: Any, shapes: Any, example: Any, beside: Any = None) -> tuple[Any, Any]:
-        """Make or load the state; returns it with the compiled update (or None, None where nothing is left to do).
+    def start(
+        self, programs: Programs, members: Any, shapes: Any, example: Any, beside: Any = None
+    ) -> tuple[Any, Any]:
+        """Make or load the state; returns it with the compiled update (or None, None where nothing
+        is left to do).
 
-        `members` are what `init` takes, the state has these `shapes`, and `example` those of what `update` takes beside
-        it. A `HostEvaluation`, which plays `beside` the training, takes the place of `evaluate`.
+        `members` are what `init` takes, the state has these `shapes`, and `example` those of what
+        `update` takes beside it. A `HostEvaluation`, which plays `beside` the training, takes the
+        place of `evaluate`.
         """
         self.console.say(self._header)
         check_shared(self.path)
         start = load(self.args, self.config, host_like(shapes), self.console)
         self.first_step = self.steps = start.step
-        if self.dir and self.steps < self.total:  # else nothing is trained, and the flags stay as they are
+        # Else nothing is trained, and the flags stay as they are
+        if self.dir and self.steps < self.total:
             self.console.say(claim_directory(self.dir, self.config, self.args.overwrite))
         self.saver = Saver(self.path, self.args, start)
         self.recorder = Recorder(self)
@@ -160,11 +183,13 @@ class Run:
         self.console.doing("compiling")
         with self.clock.timed("compile"):
             programs = compile_together(programs, members, shapes, example)
-            fresh = np.int32((members.seed.astype(np.int64) + self.steps) % LARGEST)  # other episodes after a resume
+            # Other episodes after a resume
+            fresh = np.int32((members.seed.astype(np.int64) + self.steps) % LARGEST)
             make = partial(programs.init, members._replace(seed=fresh))
             state = place(start.arrays, make, shapes, self.devices, self.args.sharding)
         self.console.say(f"compiled in {self.clock.seconds['compile']:.1f} s")
-        self.evaluations.evaluate, self.evaluations.beside = programs.evaluate, beside
+        self.evaluations.evaluate = programs.evaluate
+        self.evaluations.beside = beside
         self.console.doing("training")
         self.clock.begin()
         return state, programs.update
@@ -176,10 +201,17 @@ class Run:
 
     @property
     def leaving(self) -> bool:
-        """Whether a signal, the clock (once anything is trained), the callback or a good return wants the end, here."""
+        """Whether a signal, the clock (once anything is trained), the callback or a good return
+        wants the end, here.
+        """
         seconds = self.clock.wall - self.clock.wall_before
         late = 0 < self.args.max_seconds < seconds and self.steps > self.first_step
-        return bool(self._interruption.here or late or self.recorder.stop_requested or self.evaluations.goal_reached)
+        return bool(
+            self._interruption.here
+            or late
+            or self.recorder.stop_requested
+            or self.evaluations.goal_reached
+        )
 
     @property
     def interrupted(self) -> bool:
@@ -192,7 +224,9 @@ class Run:
         return bool(self._interruption.received() or multihost.max_over_processes(self.leaving))
 
     def no_more_evaluations(self) -> bool:
-        """Whether none is to be played, or waited for, any more; all processes have to ask at the same time."""
+        """Whether none is to be played, or waited for, any more; all processes have to ask at the
+        same time.
+        """
         return bool(self.args.benchmark or self._interruption.received())
 
     def next_chunk(self) -> np.int32:
@@ -202,7 +236,8 @@ class Run:
         return np.int32(min(math.ceil(steps / self.args.steps_per_update), MOST_UPDATES))
 
     def next_call(self) -> np.int32:
-        """How many updates to run next in one call: the next chunk, or of a long one as many as take a few seconds.
+        """How many updates to run next in one call: the next chunk, or of a long one as many as
+        take a few seconds.
 
         All processes have to ask at the same time.
         """
@@ -210,28 +245,38 @@ class Run:
         return min(self.next_chunk(), np.int32(most))
 
     def advance(self, state: Any, updates: int, read: Callable[[], Outcome]) -> None:
-        """Account for dispatched `updates`: catch up with those before them; evaluate and save when due.
+        """Account for dispatched `updates`: catch up with those before them; evaluate and save when
+        due.
 
         `read` waits for what they report. Raises TrainingError for what was not finite.
         """
-        before, self.steps = self.steps, self.steps + int(updates) * self.args.steps_per_update
+        before = self.steps
+        self.steps = self.steps + int(updates) * self.args.steps_per_update
         self.evaluations.poll()
         self.catch_up()
         self.recorder.add(before, self.steps, read)
         self._pace.note(int(updates), self.clock.trained)
         self.console.reach(before)
-        due = {name for name, interval in self._intervals.items() if self.steps >= next_boundary(before, interval)}
+        due = {
+            name
+            for name, interval in self._intervals.items()
+            if self.steps >= next_boundary(before, interval)
+        }
         if self.steps >= self._end or (self.args.keep_best and "eval" in due):
             due |= {"eval", "checkpoint"}
         self.recorder.chunk.is_whole = bool(due)
         if due & {"eval", "checkpoint"}:
-            self._settle(state, evaluate="eval" in due, save="checkpoint" in due, goes_on=self._goes_on)
+            self._settle(
+                state, evaluate="eval" in due, save="checkpoint" in due, goes_on=self._goes_on
+            )
         elif (self.callback and due) or multihost.count() > 1:
             self.recorder.wait()  # processes wait for each other anyway
             self.catch_up()  # the callback may end the run here
 
     def _settle(self, state: Any, evaluate: bool, save: bool, goes_on: bool = False) -> None:
-        """Evaluate and save this very state, unless that is done; where training `goes_on`, only begin with both."""
+        """Evaluate and save this very state, unless that is done; where training `goes_on`, only
+        begin with both.
+        """
         evaluate = evaluate and not self.args.benchmark and self.evaluations.is_due(self.steps)
         save = save and self.saver.is_due(self.steps)
         of_learner = state.replace(actors=())
@@ -239,12 +284,18 @@ class Run:
         if goes_on:
             fetch = self.saver.copied(state) if save else None
             fetch_learner = copied(of_learner) if evaluate and self.evaluations.beside else None
-        is_ahead = goes_on and (fetch or not save) and (fetch_learner or not (evaluate and self.evaluations.beside))
+        is_ahead = (
+            goes_on
+            and (fetch or not save)
+            and (fetch_learner or not (evaluate and self.evaluations.beside))
+        )
         if not is_ahead:
             self.recorder.wait()  # raises: what is broken is not even evaluated
             fetch = self._fetched(self.saver.to_host, state) if save else None
             fetch_learner = partial(to_host, of_learner)
-        played = self.evaluations.dispatch(state) if evaluate and not self.evaluations.beside else None
+        played = (
+            self.evaluations.dispatch(state) if evaluate and not self.evaluations.beside else None
+        )
         self._due = Due(
             step=self.steps,
             evaluate=evaluate,
@@ -269,16 +320,20 @@ class Run:
         return self.steps < self._end and not may_end and not self._interruption.here
 
     def catch_up(self) -> None:
-        """Write the row of the newest chunk, if it is whole, and before and after it evaluate and save what is due.
+        """Write the row of the newest chunk, if it is whole, and before and after it evaluate and
+        save what is due.
 
         To be called as soon as more is dispatched: it waits for that chunk.
         """
-        due, self._due = self._due, None
+        due = self._due
+        self._due = None
         if due:
             self.recorder.wait()  # raises: what is broken is neither evaluated nor saved
         if due and due.evaluate:
             self.console.doing("evaluating")
-            self.evaluations.begin(due.step, due.fetch_learner() if self.evaluations.beside else due.played)
+            self.evaluations.begin(
+                due.step, due.fetch_learner() if self.evaluations.beside else due.played
+            )
         if self.recorder.chunk and self.recorder.chunk.is_whole:
             self.recorder.write()
         if due and due.save:
@@ -289,7 +344,9 @@ class Run:
             self.console.doing("training")
 
     def rescue(self, state: Any) -> None:
-        """Save before the run fails for a reason that does not lie in `state`; warns where that fails too."""
+        """Save before the run fails for a reason that does not lie in `state`; warns where that
+        fails too.
+        """
         self.evaluations.poll()
         self.catch_up()
         self.recorder.write()
@@ -299,10 +356,14 @@ class Run:
         except TrainingError as error:
             self.console.warn(str(error))
 
-    def finish(self, state: Any, at_end: dict[str, Callable[[Any, str], str]]) -> reports.TrainResult:
-        """Write what remains, say where everything is. Raises KeyboardInterrupt or SystemExit after a signal.
+    def finish(
+        self, state: Any, at_end: dict[str, Callable[[Any, str], str]]
+    ) -> reports.TrainResult:
+        """Write what remains, say where everything is. Raises KeyboardInterrupt or SystemExit after
+        a signal.
 
-        Each of `at_end` gets the learners on the host, [S, ...], and the run's status, and returns a line; it may fail.
+        Each of `at_end` gets the learners on the host, [S, ...], and the run's status, and returns
+        a line; it may fail.
         """
         if state is not None:
             self.catch_up()
@@ -310,9 +371,16 @@ class Run:
                 self.recorder.chunk.is_whole = True
             self._settle(state, evaluate=not self._interruption.received(), save=True)
             self.console.stop(self.steps)
-            self.evaluations.finish()  # once all is saved, since an environment on the host may fail
+            # Once all is saved, since an environment on the host may fail
+            self.evaluations.finish()
         finished = self.steps >= self.total or self.evaluations.goal_reached
-        status = "interrupted" if self._interruption.received() else "finished" if finished else "stopped"
+        status = (
+            "interrupted"
+            if self._interruption.received()
+            else "finished"
+            if finished
+            else "stopped"
+        )
         with self.clock.timed("checkpoint"):
             host, sha256 = self.saver.finish(state)
         record = reports.result(self, status, sha256)
@@ -325,9 +393,19 @@ class Run:
                 (self.dir / "DONE").touch()
             lines = []
             for name, draw in at_end.items():
-                if status == "interrupted" or not self._interruption.here:  # else a signal has come meanwhile: it waits
+                # Else a signal has come meanwhile: it waits
+                if status == "interrupted" or not self._interruption.here:
                     lines.append(self.console.attempt(name, draw, host.learner, status))
-            self.console.say(self.console.attempt("summary", reports.footer, self, record, lines) or "")
+            self.console.say(
+                self.console.attempt("summary", reports.footer, self, record, lines) or ""
+            )
         self._interruption.go_on()
         evaluation = self.evaluations.newest.evaluation
-        return reports.TrainResult(host.learner.params, evaluation, self.steps, self.path, sha256, status)
+        return reports.TrainResult(
+            params=host.learner.params,
+            evaluation=evaluation,
+            env_steps=self.steps,
+            run_dir=self.path,
+            state_sha256=sha256,
+            status=status,
+        )

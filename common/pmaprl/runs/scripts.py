@@ -1,7 +1,8 @@
 """Files of algorithms that the user has run, of which a run directory may name one.
 
-A run directory is data, perhaps a stranger's, and does not decide which code is imported. Where it names a file outside
-of `algos/`, such as a fork beside a paper, that file is imported only if the user has trained with it on this machine.
+A run directory is data, perhaps a stranger's, and does not decide which code is imported. Where it
+names a file outside of `algos/`, such as a fork beside a paper, that file is imported only if the
+user has trained with it on this machine.
 """
 
 import json
@@ -29,7 +30,9 @@ def remember(script: Path) -> None:
 
 
 def may_be_imported(path: Path) -> bool:
-    """Tell if a run directory may name this file, a resolved path: one of the kit, or one that the user has run."""
+    """Tell if a run directory may name this file, a resolved path: one of the kit, or one that the
+    user has run.
+    """
     return path.suffix == ".py" and (path.parent == ALGOS or str(path) in _known())
 
 

@@ -1,4 +1,6 @@
-"""The signals that stop a run: the first SIGINT, SIGTERM or SIGHUP asks it to end, a second SIGINT ends the process."""
+"""The signals that stop a run: the first SIGINT, SIGTERM or SIGHUP asks it to end, a second SIGINT
+ends the process.
+"""
 
 import os
 import signal
@@ -13,7 +15,9 @@ PROMISE = "interrupted: ending once everything is saved; interrupt again to exit
 
 
 class Interruption:
-    """Notices signals at once, even while the main thread waits for the device, where Python runs no handlers."""
+    """Notices signals at once, even while the main thread waits for the device, where Python runs
+    no handlers.
+    """
 
     def __init__(self, console: Console):
         self.here = 0  # the number of the newest signal that this process has received
@@ -22,7 +26,8 @@ class Interruption:
         self._handlers = {}  # those before
 
     def start(self) -> None:
-        """Take over the signals; does nothing outside the main thread, where signals are the caller's business.
+        """Take over the signals; does nothing outside the main thread, where signals are the
+        caller's business.
 
         One that `nohup` has the process ignore stays ignored.
         """
@@ -33,14 +38,18 @@ class Interruption:
         self._previous = signal.set_wakeup_fd(self._write)
         threading.Thread(target=self._watch, daemon=True).start()
         for number in STOPPING:
-            if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN:
+            if (
+                number in (signal.SIGINT, signal.SIGTERM)
+                or signal.getsignal(number) is not signal.SIG_IGN
+            ):
                 self._handlers[number] = signal.signal(number, lambda number, frame: None)
 
     def stop(self) -> None:
         """Give the signals back."""
         if not self._handlers:
             return
-        for number, handler in self._handlers.items():  # first: a signal in between must not be lost
+        # First: a signal in between must not be lost
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._previous)
         self._handlers = {}
@@ -52,7 +61,9 @@ class Interruption:
         return self._of_all
 
     def go_on(self) -> None:
-        """What the signal would have done, also one that has just come: raises KeyboardInterrupt, or SystemExit."""
+        """What the signal would have done, also one that has just come: raises KeyboardInterrupt,
+        or SystemExit.
+        """
         number = self._of_all or self.here
         if number == signal.SIGINT:
             raise KeyboardInterrupt
@@ -65,7 +76,8 @@ class Interruption:
                 number = received[0]
                 if number not in STOPPING:
                     continue  # a signal of the program around us
-                before, self.here = self.here, number
+                before = self.here
+                self.here = number
                 if before == number == signal.SIGINT:
                     self._console.show_cursor()
                     os._exit(128 + number)

@@ -1,1 +1,3 @@
-"""A file for each suite of environments. Most are named as a package: this is no folder to run Python in."""
+"""A file for each suite of environments. Most are named as a package: this is no folder to run
+Python in.
+"""

@@ -17,25 +17,33 @@ NOT_FOR_TRAINING = ("fast",)  # made for brax's own tests
 
 
 def ids() -> list[str]:
-    return [env_id for env_id in import_package("brax.envs")._envs if env_id not in NOT_FOR_TRAINING]
+    return [
+        env_id for env_id in import_package("brax.envs")._envs if env_id not in NOT_FOR_TRAINING
+    ]
 
 
 class SuiteEnv(Env):
     """One of brax's, with a time limit."""
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
-        known = settable(import_package("brax.envs")._envs[env_id]) | {"episode_length": EPISODE_LENGTH}
+        known = settable(import_package("brax.envs")._envs[env_id]) | {
+            "episode_length": EPISODE_LENGTH
+        }
         self._arguments = known | changed_params(name, known, env_params)
-        self._env_id, limit = env_id, self._arguments.pop("episode_length")
+        self._env_id = env_id
+        limit = self._arguments.pop("episode_length")
         inner = self._make_inner({})
-        super().__init__(name, inner, box((inner.observation_size,)), box((inner.action_size,), -1.0, 1.0), limit)
+        super().__init__(
+            name, inner, box((inner.observation_size,)), box((inner.action_size,), -1.0, 1.0), limit
+        )
 
     def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
         state = self.inner.reset(key)
         return state.obs, (state, 0)
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
-        physics, time = self.inner.step(state[0], action), state[1] + 1
+        physics = self.inner.step(state[0], action)
+        time = state[1] + 1
         outcome = physics.reward, physics.done > 0, time >= self.declared_steps
         return Step(physics.obs, (physics, time), *outcome, info=physics.metrics)
 
@@ -54,4 +62,6 @@ class SuiteEnv(Env):
 
     def _make_inner(self, numbers: dict[str, jax.Array]) -> Any:
         with warnings.catch_warnings(action="ignore"):  # brax is not maintained
-            return import_package("brax.envs").get_environment(self._env_id, **self._arguments | numbers)
+            return import_package("brax.envs").get_environment(
+                self._env_id, **self._arguments | numbers
+            )

@@ -1,4 +1,6 @@
-"""gymnasium's environments: `gymnasium:CartPole-v1`, or `gymnasium:module:id` where that module registers them."""
+"""gymnasium's environments: `gymnasium:CartPole-v1`, or `gymnasium:module:id` where that module
+registers them.
+"""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,7 +23,9 @@ from pmaprl.suites.tools.conversion import Conversion
 from pmaprl.suites.tools.shared import FRAMES, OBS_NAMES, draw_without_display
 
 REGISTERED_BY = {"ale_py": "ale_py", "pmaprl": "pmaprl.suites.tools.processes"}
-"""Modules that register environments when they are imported, by the package of an environment's entry point."""
+"""Modules that register environments when they are imported, by the package of an environment's
+entry point.
+"""
 
 
 def ids() -> list[str]:
@@ -31,7 +35,9 @@ def ids() -> list[str]:
 
 
 class SuiteEnv:
-    """In processes of their own ("async"), in this thread ("sync"), or vectorised by their suite ("vector")."""
+    """In processes of their own ("async"), in this thread ("sync"), or vectorised by their suite
+    ("vector").
+    """
 
     def __init__(self, name: str, env_id: str, options: HostOptions):
         self._env_id = env_id
@@ -44,8 +50,11 @@ class SuiteEnv:
             self._inner, self._without_pictures = _vectorized_with_frames(env_id, options)
         else:
             self._inner = _vectorized(env_id, options)
-        self._conversion = Conversion(name, self._inner.single_observation_space, self._inner.single_action_space)
-        self.spec, self.num_envs = self._conversion.spec, options.num_envs
+        self._conversion = Conversion(
+            name, self._inner.single_observation_space, self._inner.single_action_space
+        )
+        self.spec = self._conversion.spec
+        self.num_envs = options.num_envs
         mode = self._inner.metadata.get("autoreset_mode")
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
             raise UsageError(f"{name} does not reset by itself: take another --vectorization")
@@ -55,19 +64,23 @@ class SuiteEnv:
 
     @property
     def obs_names(self) -> tuple[str, ...]:
-        """Those that the environment itself has, or that are known; none of one in a process of its own."""
+        """Those that the environment itself has, or that are known; none of one in a process of its
+        own.
+        """
         one_by_one = getattr(self._inner, "envs", None)
         drawn = one_by_one[0] if one_by_one else self._inner
         return own_names(drawn.unwrapped) or OBS_NAMES.get(self._env_id, ())
 
     def reset(self) -> Any:
         self._over = np.zeros(self.num_envs, bool)
-        seed, self._seed = self._seed, None  # once: later resets go on with the environments' own randomness
+        seed = self._seed  # once: later resets go on with the environments' own randomness
+        self._seed = None
         return self._conversion.observations(_copied(self._inner.reset(seed=seed)[0]))
 
     def reseed(self, seed: int) -> bool:
         self._seed = seed
-        return not self._reuses_arrays  # what a suite vectorises may know the seed only when it is made
+        # What a suite vectorises may know the seed only when it is made
+        return not self._reuses_arrays
 
     def step(self, action: np.ndarray) -> HostStep:
         *outputs, infos = self._inner.step(self._conversion.actions(action))
@@ -77,24 +90,38 @@ class SuiteEnv:
         terminated = true_of_each(ends[0], self.num_envs, "terminated")
         truncated = true_of_each(ends[1], self.num_envs, "truncated")
         over = terminated | truncated
-        valid, final_obs = np.ones(self.num_envs, bool), None
+        valid = np.ones(self.num_envs, bool)
+        final_obs = None
         if self.resets_in_step:
             final_obs = self._conversion.observations(self._with_final(obs, over, infos))
         else:
-            valid, self._over = ~self._over, over
+            valid = ~self._over
+            self._over = over
         obs = self._conversion.observations(obs)
         reward = of_each(reward, self.num_envs, "rewards").astype(np.float32)
-        return HostStep(obs, reward, terminated, truncated, valid, final_obs, infos)
+        return HostStep(
+            obs=obs,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            valid=valid,
+            final_obs=final_obs,
+            info=infos,
+        )
 
     def _with_final(self, obs: Any, over: np.ndarray, infos: dict[str, Any]) -> Any:
         """Observations [N, ...] with the last of the old episode where a new one has begun."""
         if not over.any():
             return obs
         if "final_obs" not in infos:
-            raise FailedEnvError(f"the infos of {self._env_id} have no final_obs at the end of an episode")
+            raise FailedEnvError(
+                f"the infos of {self._env_id} have no final_obs at the end of an episode"
+            )
         final_obs = _copied(obs)
         for index in np.flatnonzero(over):
-            for _, _, x, last in spaces.leaves(self._conversion.theirs, final_obs, infos["final_obs"][index]):
+            for _, _, x, last in spaces.leaves(
+                self._conversion.theirs, final_obs, infos["final_obs"][index]
+            ):
                 x[index] = last
         return final_obs
 
@@ -118,17 +145,23 @@ class SuiteEnv:
 def _vectorized(env_id: str, options: HostOptions) -> Any:
     """gymnasium's vector environment, or what has its interface."""
     if options.vectorization == "vector":
-        return gymnasium.make_vec(env_id, options.num_envs, "vector_entry_point", **options.env_params)
+        return gymnasium.make_vec(
+            env_id, options.num_envs, "vector_entry_point", **options.env_params
+        )
     maker = partial(processes.make, MASK, env_id, **options.env_params)
     if options.vectorization == "async":
-        return processes.Processes(maker, options.num_envs, options.reset_timeout, options.step_timeout)
+        return processes.Processes(
+            maker, options.num_envs, options.reset_timeout, options.step_timeout
+        )
     # A reset in the same step would hide an episode's last picture
     mode = AutoresetMode.NEXT_STEP if options.frames else AutoresetMode.SAME_STEP
     return SyncVectorEnv([maker] * options.num_envs, autoreset_mode=mode)
 
 
 def _vectorized_with_frames(env_id: str, options: HostOptions) -> tuple[Any, str]:
-    """The same, in this process, so that they draw themselves if they can; else with the reason why they cannot."""
+    """The same, in this process, so that they draw themselves if they can; else with the reason why
+    they cannot.
+    """
     others = {name: value for name, value in options.env_params.items() if name not in FRAMES}
     plain = _vectorized(env_id, options._replace(env_params=others))
     metadata = plain.envs[0].metadata if hasattr(plain, "envs") else plain.metadata

@@ -35,11 +35,15 @@ class _OnFirstUse(ModuleType):
 
 
 def _import_gymnax() -> ModuleType:
-    """Import gymnax without the modules that it needs for pictures only: they take most of the time."""
+    """Import gymnax without the modules that it needs for pictures only: they take most of the
+    time.
+    """
     for name in {"seaborn", "matplotlib.pyplot"} - sys.modules.keys():
         sys.modules[name] = _OnFirstUse(name)
     try:
         return importlib.import_module("gymnax")
     finally:
-        for name in [name for name, module in sys.modules.items() if isinstance(module, _OnFirstUse)]:
+        for name in [
+            name for name, module in sys.modules.items() if isinstance(module, _OnFirstUse)
+        ]:
             del sys.modules[name]

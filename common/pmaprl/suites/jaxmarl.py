@@ -1,4 +1,6 @@
-"""jaxmarl's environments: `jaxmarl:MPE_simple_spread_v3`. All agents act as one, for the sum of their rewards."""
+"""jaxmarl's environments: `jaxmarl:MPE_simple_spread_v3`. All agents act as one, for the sum of
+their rewards.
+"""
 
 import math
 from contextlib import suppress
@@ -19,7 +21,8 @@ LEFT_OUT = (
     "JaxRobotarium",  # another package
     "LearnedPolicyEnemySMAX",  # wants a policy
     "storm",  # other shapes than its spaces say
-    *("ant", "halfcheetah", "hopper", "humanoid", "walker2d"),  # deprecated, on brax's own environments
+    # Deprecated, on brax's own environments
+    *("ant", "halfcheetah", "hopper", "humanoid", "walker2d"),
 )
 ENDLESS = ("overcooked", "coin_game")  # which end with their time limits alone
 
@@ -45,14 +48,20 @@ class SuiteEnv(Env):
         self._endless = env_id.startswith(ENDLESS)
         for one in (inner, getattr(inner, "_env", None)):  # wrapped, in games against a heuristic
             if hasattr(one, LIMIT):
-                one.max_steps = limit + (not self._endless)  # never reached; overcooked shows how near it is
+                # Never reached; overcooked shows how near it is
+                one.max_steps = limit + (not self._endless)
         obs, state = jax.eval_shape(inner.reset, jax.random.key(0))
         seen = {agent: box(obs[agent].shape) for agent in inner.agents}
-        spaces = [convert(inner.action_space(agent), f"action space of {agent}") for agent in inner.agents]
-        actions, self._sizes = _joined(spaces), [math.prod(space.shape) for space in spaces]
+        spaces = [
+            convert(inner.action_space(agent), f"action space of {agent}") for agent in inner.agents
+        ]
+        actions = _joined(spaces)
+        self._sizes = [math.prod(space.shape) for space in spaces]
         self._masks = False
         with suppress(NotImplementedError):
-            self._masks = isinstance(actions, MultiDiscrete) and bool(jax.eval_shape(inner.get_avail_actions, state))
+            self._masks = isinstance(actions, MultiDiscrete) and bool(
+                jax.eval_shape(inner.get_avail_actions, state)
+            )
         if self._masks:
             seen[MASK] = box((sum(actions.nvec),), 0.0, 1.0)
         if isinstance(actions, Leaf):
@@ -68,7 +77,8 @@ class SuiteEnv(Env):
             action = jnp.split(action, np.cumsum(self._sizes)[:-1])
         actions = {agent: action[index] for index, agent in enumerate(self.inner.agents)}
         obs, inner_state, rewards, dones, _ = self.inner.step_env(key, state[0], actions)
-        reward, time = sum(rewards[agent] for agent in self.inner.agents), state[1] + 1
+        reward = sum(rewards[agent] for agent in self.inner.agents)
+        time = state[1] + 1
         ends = not self._endless and dones["__all__"], 0 < self.declared_steps <= time
         return Step(self._observed(obs, inner_state), (inner_state, time), reward, *ends)
 
@@ -81,10 +91,17 @@ class SuiteEnv(Env):
         if not self._masks:
             return seen
         legal = self.inner.get_avail_actions(state)
-        return seen | {MASK: jnp.concatenate([jnp.asarray(legal[agent], bool) for agent in self.inner.agents])}
+        return seen | {
+            MASK: jnp.concatenate([jnp.asarray(legal[agent], bool) for agent in self.inner.agents])
+        }
 
 
-COLORS = {"agent": "#0072B2", "adversary": "#D55E00", "leadadversary": "#CC79A7", "landmark": "#8A9099"}
+COLORS = {
+    "agent": "#0072B2",
+    "adversary": "#D55E00",
+    "leadadversary": "#CC79A7",
+    "landmark": "#8A9099",
+}
 COLORS |= {"food": "#009E73", "forest": "#F0E442", "speaker": "#D55E00", "listener": "#0072B2"}
 COLORS |= {"eve": "#D55E00", "alice": "#0072B2", "bob": "#56B4E9"}
 OTHER = "#FFFFFF"  # colour of another kind of particle
@@ -94,11 +111,13 @@ def plane_of_particles(inner: Any, state: Any) -> np.ndarray:
     """A picture of the particles of MPE and what they say.
 
     Args:
-      inner: jaxmarl's environment, with the names of `agents` and `landmarks`, and `rad`, the radius of each of them.
-      state: its state. `p_pos` [N, 2] are the places of agents and then of landmarks; `c` [agents, words] is what is
-        said; `goal` is the number of a landmark, or one for each agent, or None.
+      inner: jaxmarl's environment, with the names of `agents` and `landmarks`, and `rad`, the
+          radius of each of them.
+      state: its state. `p_pos` [N, 2] are the places of agents and then of landmarks; `c` [agents,
+        words] is what is said; `goal` is the number of a landmark, or one for each agent, or None.
     """
-    places, radii = np.asarray(state.p_pos, float), np.asarray(inner.rad, float)
+    places = np.asarray(state.p_pos, float)
+    radii = np.asarray(inner.rad, float)
     goal = getattr(state, "goal", None)
     goals = set() if goal is None else set(np.ravel(goal).tolist())
     circles = []
@@ -125,11 +144,16 @@ def _kind_of(name: str) -> str:
 
 def _words(inner: Any, state: Any) -> list[str]:
     """What those agents say that can speak: the word with the largest number, by its place."""
-    said, silent = getattr(state, "c", None), getattr(inner, "silent", None)
+    said = getattr(state, "c", None)
+    silent = getattr(inner, "silent", None)
     if said is None or silent is None or not np.size(said):
         return []
     speakers = np.flatnonzero(np.asarray(silent) == 0)
-    return [f"{inner.agents[index]} says {np.argmax(said[index])}" for index in speakers if np.any(said[index])]
+    return [
+        f"{inner.agents[index]} says {np.argmax(said[index])}"
+        for index in speakers
+        if np.any(said[index])
+    ]
 
 
 def _joined(actions: list[Space]) -> Space:
@@ -138,5 +162,7 @@ def _joined(actions: list[Space]) -> Space:
         return MultiDiscrete(tuple(space.n for space in actions))
     if not all(isinstance(space, Box) and len(space.shape) == 1 for space in actions):
         return tuple(actions)
-    low, high = (np.concatenate([getattr(space, bound) for space in actions]) for bound in ("low", "high"))
+    low, high = (
+        np.concatenate([getattr(space, bound) for space in actions]) for bound in ("low", "high")
+    )
     return Box(low, high, low.shape)

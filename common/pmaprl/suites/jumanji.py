@@ -1,4 +1,6 @@
-"""jumanji's environments: `jumanji:Snake-v1`. Time limits are ours: their own end episodes as if nothing followed."""
+"""jumanji's environments: `jumanji:Snake-v1`. Time limits are ours: their own end episodes as if
+nothing followed.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,8 +18,10 @@ from pmaprl.envs.suite_tools import changed_params, import_package, quiet, reada
 
 DOWNLOADED = ("Sokoban-v0",)  # its levels, when it is made
 MOST_CODES = 64  # whole numbers of a larger range are amounts, not codes of what is there
-UNBOUNDED_CODES = {"Game2048-v1": {"board": 18}}  # of which no specification says how many there are
-Encoding = tuple[Space, Callable]  # of a part of observations, and the function that makes it of jumanji's
+# Of which no specification says how many there are
+UNBOUNDED_CODES = {"Game2048-v1": {"board": 18}}
+# Of a part of observations, and the function that makes it of jumanji's
+Encoding = tuple[Space, Callable]
 
 
 def ids() -> list[str]:
@@ -29,10 +33,14 @@ class SuiteEnv(Env):
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
         jumanji = import_package("jumanji")
-        where = " (jumanji downloads its levels from huggingface.co)" if env_id in DOWNLOADED else ""
+        where = (
+            " (jumanji downloads its levels from huggingface.co)" if env_id in DOWNLOADED else ""
+        )
         with quiet(), readable_errors(f"environment {name} cannot be made{where}"):
             inner = jumanji.make(env_id)
-            limits = {"time_limit": int(inner.time_limit)} if getattr(inner, "time_limit", None) else {}
+            limits = (
+                {"time_limit": int(inner.time_limit)} if getattr(inner, "time_limit", None) else {}
+            )
             params = limits | changed_params(name, settable(type(inner)) | limits, env_params)
             limit = params.get("time_limit", 0)
             if limit:
@@ -43,7 +51,8 @@ class SuiteEnv(Env):
             inner.unwrapped._reward_fn = lambda found, step, _: reward_of(found, step, limit)
         mask = getattr(inner.observation_spec, "_specs", {}).get(MASK)
         actions, self._chosen = _actions(inner.action_spec, mask)
-        codes, nvec = UNBOUNDED_CODES.get(env_id, {}), getattr(actions, "nvec", ())
+        codes = UNBOUNDED_CODES.get(env_id, {})
+        nvec = getattr(actions, "nvec", ())
         observations, self._observed = _encoding(inner.observation_spec, codes, nvec)
         super().__init__(name, inner, observations, actions, limit)
 
@@ -58,14 +67,20 @@ class SuiteEnv(Env):
 
     def frame(self, state: Any) -> np.ndarray:
         env = self.inner.unwrapped
-        viewer = next(getattr(env, name) for name in ("_viewer", "_env_viewer", "viewer") if hasattr(env, name))
-        viewer.figure_size, viewer._display = (4, 4), viewer._display_rgb_array
+        viewer = next(
+            getattr(env, name)
+            for name in ("_viewer", "_env_viewer", "viewer")
+            if hasattr(env, name)
+        )
+        viewer.figure_size = (4, 4)
+        viewer._display = viewer._display_rgb_array
         shown = state[0].grid if type(viewer).__name__ == "ConnectorViewer" else state[0]
         return np.array(viewer.render(shown))[..., :3]  # its canvas is drawn on again
 
 
 def _encoding(spec: Any, codes: dict[str, int], nvec: tuple[int, ...] = ()) -> Encoding:
-    """Observations as dictionaries of what networks can read: codes as such, amounts between 0 and 1.
+    """Observations as dictionaries of what networks can read: codes as such, amounts between 0 and
+    1.
 
     `nvec` are the choices that a mask is for.
     """
@@ -84,19 +99,26 @@ def _encoding(spec: Any, codes: dict[str, int], nvec: tuple[int, ...] = ()) -> E
 
 
 def _mask(choices: int, mask: jax.Array) -> jax.Array:
-    """A mask, flat. Where it leaves none of so many choices, as in Snake when it is trapped, all are possible."""
+    """A mask, flat. Where it leaves none of so many choices, as in Snake when it is trapped, all
+    are possible.
+    """
     mask = mask.reshape(-1, choices)
     return jnp.ravel(mask | ~jnp.any(mask, axis=-1, keepdims=True))
 
 
 def _encoding_of_leaf(spec: Any) -> Encoding:
-    """Arrays of whole numbers in a small range, and choices, as codes; amounts that have bounds between 0 and 1."""
-    low, high = float(np.min(getattr(spec, "minimum", -np.inf))), float(np.max(getattr(spec, "maximum", np.inf)))
+    """Arrays of whole numbers in a small range, and choices, as codes; amounts that have bounds
+    between 0 and 1.
+    """
+    low = float(np.min(getattr(spec, "minimum", -np.inf)))
+    high = float(np.max(getattr(spec, "maximum", np.inf)))
     if not np.issubdtype(spec.dtype, np.integer) or not np.isfinite(high - low):
         return box(spec.shape, low, high), lambda x: jnp.asarray(x, jnp.float32)
     if 1 < high - low < MOST_CODES and (spec.shape or hasattr(spec, "num_values")):
         return _codes(spec.shape, int(high - low) + 1, least=int(low))
-    return box(spec.shape, 0.0, 1.0), lambda x: (jnp.asarray(x, jnp.float32) - low) / max(high - low, 1.0)
+    return box(
+        spec.shape, 0.0, 1.0
+    ), lambda x: (jnp.asarray(x, jnp.float32) - low) / max(high - low, 1.0)
 
 
 def _codes(shape: tuple[int, ...], count: int, least: int) -> Encoding:
@@ -111,13 +133,21 @@ def _actions(spec: Any, mask: Any) -> Encoding:
     Several choices with a mask of all of them together become one choice.
     """
     if not np.issubdtype(spec.dtype, np.integer):
-        bounds = (np.broadcast_to(bound, spec.shape).astype(np.float32) for bound in (spec.minimum, spec.maximum))
+        bounds = (
+            np.broadcast_to(bound, spec.shape).astype(np.float32)
+            for bound in (spec.minimum, spec.maximum)
+        )
         return Box(*bounds, tuple(spec.shape)), lambda action: action.astype(spec.dtype)
-    nvec = tuple(int(highest) + 1 for highest in np.ravel(np.broadcast_to(spec.maximum, spec.shape)))
+    nvec = tuple(
+        int(highest) + 1 for highest in np.ravel(np.broadcast_to(spec.maximum, spec.shape))
+    )
     if not spec.shape:
         return Discrete(nvec[0]), lambda action: action
     if mask is not None and tuple(mask.shape) == nvec:
         together = Discrete(int(np.prod(nvec)))
-        return together, lambda action: jnp.stack(jnp.unravel_index(action, nvec)).astype(spec.dtype)
-    nvec = nvec if mask is None else (mask.shape[1],) * mask.shape[0]  # bounds are sometimes one too many
+        return together, lambda action: jnp.stack(jnp.unravel_index(action, nvec)).astype(
+            spec.dtype
+        )
+    # Bounds are sometimes one too many
+    nvec = nvec if mask is None else (mask.shape[1],) * mask.shape[0]
     return MultiDiscrete(nvec), lambda action: action.reshape(spec.shape).astype(spec.dtype)

@@ -1,4 +1,6 @@
-"""navix's MiniGrid worlds: `navix:Navix-DoorKey-6x6-v0`. Its `step` resets one step late, the one inside does not."""
+"""navix's MiniGrid worlds: `navix:Navix-DoorKey-6x6-v0`. Its `step` resets one step late, the one
+inside does not.
+"""
 
 from typing import Any
 
@@ -11,7 +13,8 @@ from pmaprl.envs.spaces import Discrete, box
 from pmaprl.envs.suite_tools import changed_params, import_package
 from pmaprl.suites.tools.planes import planes, space_of_planes
 
-COUNTS = 11, 6, 4  # of things, colours, and states: directions of the player, and doors open, closed and locked
+# Of things, colours, and states: directions of the player, and doors open, closed and locked
+COUNTS = 11, 6, 4
 SYMBOLS = "symbolic", "symbolic_first_person"  # observations that are codes [H, W, 3]
 PICTURES = "rgb", "rgb_first_person"
 
@@ -29,12 +32,18 @@ class SuiteEnv(Env):
         params = known | changed_params(name, known, env_params)
         seen = params.pop("observation")
         if seen not in (all_kinds := SYMBOLS + PICTURES):
-            raise UsageError(f"{name} parameter 'observation' must be one of {', '.join(all_kinds)}, got {seen!r}")
+            raise UsageError(
+                f"{name} parameter 'observation' must be one of {', '.join(all_kinds)}, got "
+                f"{seen!r}"
+            )
         inner = navix.make(env_id, observation_fn=getattr(navix.observations, seen), **params)
-        self._codes, self._draw = seen in SYMBOLS, jax.jit(navix.observations.rgb)
+        self._codes = seen in SYMBOLS
+        self._draw = jax.jit(navix.observations.rgb)
         shape = jax.eval_shape(inner.reset, jax.random.key(0)).observation.shape
         observations = space_of_planes(shape, COUNTS) if self._codes else box(shape, 0.0, 255.0)
-        super().__init__(name, inner, observations, Discrete(int(inner.action_space.n)), inner.max_steps)
+        super().__init__(
+            name, inner, observations, Discrete(int(inner.action_space.n)), inner.max_steps
+        )
 
     def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
         step = self.inner.reset(key)
@@ -42,7 +51,13 @@ class SuiteEnv(Env):
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         step = self.inner._step(state, action)
-        return Step(self._observed(step), step, step.reward, step.is_termination(), step.is_truncation())
+        return Step(
+            obs=self._observed(step),
+            state=step,
+            reward=step.reward,
+            terminated=step.is_termination(),
+            truncated=step.is_truncation(),
+        )
 
     def frame(self, state: Any) -> np.ndarray:
         return np.asarray(self._draw(state.state))

@@ -1,4 +1,6 @@
-"""octax's CHIP-8 games: `octax:brix`. Observations are the last four frames, as planes of a picture."""
+"""octax's CHIP-8 games: `octax:brix`. Observations are the last four frames, as planes of a
+picture.
+"""
 
 import pkgutil
 import warnings
@@ -13,16 +15,21 @@ from pmaprl.envs.environment import Env, Step
 from pmaprl.envs.spaces import Discrete, box
 from pmaprl.envs.suite_tools import changed_params, import_package, quiet, settable
 
-NOT_OURS = "render_mode", "render_scale", "color_scheme", "startup_instructions", "disable_delay"  # of the game
+# Of the game
+NOT_OURS = "render_mode", "render_scale", "color_scheme", "startup_instructions", "disable_delay"
 
 
 def ids() -> list[str]:
     """Games, and the levels of games that have several, such as `cavern3`."""
     package = import_package("octax.environments")
     names = [game.name for game in pkgutil.iter_modules(package.__path__)]
-    games = [name for name in names if hasattr(import_package(f"octax.environments.{name}"), "rom_file")]
+    games = [
+        name for name in names if hasattr(import_package(f"octax.environments.{name}"), "rom_file")
+    ]
     files = Path(package.get_rom_path(package.pong.rom_file)).parent.glob("*[0-9].ch8")
-    return sorted([*games, *(file.stem for file in files if file.stem.rstrip("0123456789") in names)])
+    return sorted(
+        [*games, *(file.stem for file in files if file.stem.rstrip("0123456789") in names)]
+    )
 
 
 class SuiteEnv(Env):
@@ -30,12 +37,15 @@ class SuiteEnv(Env):
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
         arguments = settable(import_package("octax.env").OctaxEnv)
-        known = {argument: value for argument, value in arguments.items() if argument not in NOT_OURS}
+        known = {
+            argument: value for argument, value in arguments.items() if argument not in NOT_OURS
+        }
         params = changed_params(name, known, env_params)
         with quiet():
             inner, _ = import_package("octax.environments").create_environment(env_id, **params)
         width, height = inner.cached_reset_state.display.shape
-        frames, limit = box((height, width, inner.frame_skip), 0.0, 1.0), inner.max_num_steps_per_episodes
+        frames = box((height, width, inner.frame_skip), 0.0, 1.0)
+        limit = inner.max_num_steps_per_episodes
         super().__init__(name, inner, frames, Discrete(inner.num_actions), limit)
 
     def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
@@ -43,9 +53,16 @@ class SuiteEnv(Env):
         return _picture(frames), state
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of its own emulator
+        # Of its own emulator
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
             state, frames, reward, terminated, truncated, _ = self.inner.step(state, action)
-        return Step(_picture(frames), state, reward, terminated, truncated)
+        return Step(
+            obs=_picture(frames),
+            state=state,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+        )
 
     def frame(self, state: Any) -> np.ndarray:
         return np.repeat(255 * np.asarray(state.display.T, np.uint8)[..., None], 3, axis=-1)

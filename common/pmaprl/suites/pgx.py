@@ -1,4 +1,6 @@
-"""pgx's games: `pgx:connect_four`. Where there are several players, the others move at random unless told otherwise."""
+"""pgx's games: `pgx:connect_four`. Where there are several players, the others move at random
+unless told otherwise.
+"""
 
 import copy
 import io
@@ -16,7 +18,8 @@ from pmaprl.envs.spaces import Discrete, box, sample
 from pmaprl.envs.suite_tools import changed_params, import_package
 
 ALL_LEGAL = "minatar"  # games in which every action always is: they need no mask
-HEIGHT, DPI = 300, 96  # pixels of a picture, and of an inch in one that is given in points
+HEIGHT = 300  # pixels of a picture, and of an inch in one that is given in points
+DPI = 96
 
 
 def ids() -> list[str]:
@@ -30,17 +33,22 @@ class State(NamedTuple):
 
 
 class SuiteEnv(Env):
-    """One of pgx's games, on a seat that is drawn for each of them. A step is our move and those of the others."""
+    """One of pgx's games, on a seat that is drawn for each of them. A step is our move and those of
+    the others.
+    """
 
     _opponent: Callable | None = None
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
-        known = {"max_steps": LONGEST_HORIZON, "show_mask": True}  # some games may go on without end
+        # Some games may go on without end
+        known = {"max_steps": LONGEST_HORIZON, "show_mask": True}
         params = known | changed_params(name, known, env_params)
         inner = import_package("pgx").make(env_id)
         self.is_game = inner.num_players > 1
-        self._masks = params["show_mask"] and not env_id.startswith(ALL_LEGAL)  # else the policy learns by losing
-        seen, actions = box(inner.observation_shape), Discrete(inner.num_actions)
+        # Else the policy learns by losing
+        self._masks = params["show_mask"] and not env_id.startswith(ALL_LEGAL)
+        seen = box(inner.observation_shape)
+        actions = Discrete(inner.num_actions)
         space = {MASK: box((actions.n,), 0.0, 1.0), "obs": seen} if self._masks else seen
         super().__init__(name, inner, space, actions, params["max_steps"])
 
@@ -79,7 +87,10 @@ class SuiteEnv(Env):
         import matplotlib  # slow; its fonts are always there
         import resvg_py
 
-        fonts = {"font_dirs": [f"{matplotlib.get_data_path()}/fonts/ttf"], "skip_system_fonts": True}
+        fonts = {
+            "font_dirs": [f"{matplotlib.get_data_path()}/fonts/ttf"],
+            "skip_system_fonts": True,
+        }
         families = {f"{kind}_family": "DejaVu Sans" for kind in ("font", "serif", "sans_serif")}
         svg = state.game.to_svg(color_theme="light")
         picture = resvg_py.svg_to_bytes(svg, height=HEIGHT, dpi=DPI, **fonts, **families)
@@ -108,4 +119,8 @@ class SuiteEnv(Env):
         return game, earned
 
     def _observed(self, game: Any) -> Any:
-        return {MASK: game.legal_action_mask, "obs": game.observation} if self._masks else game.observation
+        return (
+            {MASK: game.legal_action_mask, "obs": game.observation}
+            if self._masks
+            else game.observation
+        )

@@ -1,4 +1,6 @@
-"""MuJoCo Playground's environments: `playground:CheetahRun`. They know no time limits; robots are downloaded."""
+"""MuJoCo Playground's environments: `playground:CheetahRun`. They know no time limits; robots are
+downloaded.
+"""
 
 from typing import Any
 
@@ -20,7 +22,9 @@ def ids() -> list[str]:
 
 
 class SuiteEnv(Env):
-    """One of playground's, with a time limit. A step is `action_repeat` of its own, in which the limit counts."""
+    """One of playground's, with a time limit. A step is `action_repeat` of its own, in which the
+    limit counts.
+    """
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
         registry = import_package(REGISTRY)
@@ -35,7 +39,9 @@ class SuiteEnv(Env):
         obs = spaces.plain(jax.eval_shape(inner.reset, jax.random.key(0)).obs)
         seen = jax.tree.map(lambda x: spaces.box(x.shape), obs)
         actions = spaces.box((inner.action_size,), -1.0, 1.0)
-        super().__init__(name, inner, seen, actions, max_steps=-(-params["episode_length"] // self._repeat))
+        super().__init__(
+            name, inner, seen, actions, max_steps=-(-params["episode_length"] // self._repeat)
+        )
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         state = self.inner.reset(key)
@@ -44,7 +50,8 @@ class SuiteEnv(Env):
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         def once(carry, _):
             before, reward = carry
-            over, after = before.done > 0, self.inner.step(before, action)
+            over = before.done > 0
+            after = self.inner.step(before, action)
             return (select(over, before, after), reward + jnp.where(over, 0.0, after.reward)), None
 
         (before, time), zero = state, jnp.float32(0)

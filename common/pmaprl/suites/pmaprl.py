@@ -23,7 +23,9 @@ class SuiteEnv(gymnax.SuiteEnv):
         self._seen = np.array(WITHOUT_VELOCITIES[whole])
         super().__init__(name, whole, env_params)
         whole_space = convert(self.inner.observation_space(self.params), "observation space")
-        self.observation_space = Box(whole_space.low[self._seen], whole_space.high[self._seen], self._seen.shape)
+        self.observation_space = Box(
+            whole_space.low[self._seen], whole_space.high[self._seen], self._seen.shape
+        )
         self.obs_names = tuple(self.obs_names[index] for index in self._seen)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:

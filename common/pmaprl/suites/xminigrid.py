@@ -1,4 +1,6 @@
-"""xminigrid's worlds: `xminigrid:MiniGrid-DoorKey-6x6`. XLand's need rules, a file of which it downloads."""
+"""xminigrid's worlds: `xminigrid:MiniGrid-DoorKey-6x6`. XLand's need rules, a file of which it
+downloads.
+"""
 
 from typing import Any
 
@@ -22,24 +24,37 @@ def ids() -> list[str]:
 
 
 class SuiteEnv(Env):
-    """One of xminigrid's, whose states are its time steps. In XLand episodes have rules, and observe them."""
+    """One of xminigrid's, whose states are its time steps. In XLand episodes have rules, and
+    observe them.
+    """
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
-        xminigrid, needs_rules = import_package("xminigrid"), env_id.startswith("XLand")
+        xminigrid = import_package("xminigrid")
+        needs_rules = env_id.startswith("XLand")
         inner, params = xminigrid.make(env_id)
-        known = {number: getattr(params, number) for number in NUMBERS} | ({"benchmark": ""} if needs_rules else {})
+        known = {number: getattr(params, number) for number in NUMBERS} | (
+            {"benchmark": ""} if needs_rules else {}
+        )
         changes = changed_params(name, known, env_params)
         self._rules = _rules(name, changes.pop("benchmark", "")) if needs_rules else None
         given = xminigrid.registration._REGISTRY[env_id].kwargs
-        self.params = params = inner.default_params(**given | changes)  # the limit of time follows from the size
-        if params.view_size % 2 == 0 or min(params.view_size, params.height - 2, params.width - 2) < 3:
-            raise UsageError(f"{name} needs an odd view_size of at least 3, and a height and width of at least 5")
+        # The limit of time follows from the size
+        self.params = params = inner.default_params(**given | changes)
+        if (
+            params.view_size % 2 == 0
+            or min(params.view_size, params.height - 2, params.width - 2) < 3
+        ):
+            raise UsageError(
+                f"{name} needs an odd view_size of at least 3, and a height and width of at least 5"
+            )
         observations = view = space_of_planes(inner.observation_shape(params), COUNTS)
         if needs_rules:
             sizes = {"goal": self._rules.goals[0].size, "rules": self._rules.rules[0].size}
             parts = {part: MultiDiscrete((ENCODINGS,) * int(size)) for part, size in sizes.items()}
             observations = parts | {"view": view}
-        super().__init__(name, inner, observations, Discrete(inner.num_actions(params)), params.max_steps)
+        super().__init__(
+            name, inner, observations, Discrete(inner.num_actions(params)), params.max_steps
+        )
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         params = self.params
@@ -52,7 +67,13 @@ class SuiteEnv(Env):
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         step = self.inner.step(self.params, state, action)
         terminated = step.last() & (step.discount == 0)
-        return Step(self._observed(step), step, step.reward, terminated, step.last() & ~terminated)
+        return Step(
+            obs=self._observed(step),
+            state=step,
+            reward=step.reward,
+            terminated=terminated,
+            truncated=step.last() & ~terminated,
+        )
 
     def frame(self, state: Any) -> np.ndarray:
         return np.asarray(self.inner.render(self.params, state))
@@ -61,7 +82,10 @@ class SuiteEnv(Env):
         view = planes(step.observation, COUNTS)
         if self._rules is None:
             return view
-        goal, rules = (jnp.ravel(x).astype(jnp.int32) for x in (step.state.goal_encoding, step.state.rule_encoding))
+        goal, rules = (
+            jnp.ravel(x).astype(jnp.int32)
+            for x in (step.state.goal_encoding, step.state.rule_encoding)
+        )
         return {"goal": goal, "rules": rules, "view": view}
 
 
@@ -72,7 +96,8 @@ def _rules(name: str, benchmark: str) -> Any:
     where = f"huggingface.co/datasets/{module.HF_REPO_ID} to {module.DATA_PATH}"
     if benchmark not in known:
         raise UsageError(
-            f'{name} needs rules: --env-params \'{{"benchmark": "{known[0]}"}}\', or {", ".join(known[1:])}; they are '
+            f'{name} needs rules: --env-params \'{{"benchmark": "{known[0]}"}}\', or '
+            f"{', '.join(known[1:])}; they are "
             f"downloaded from {where}. MiniGrid ids need nothing"
         )
     with readable_errors(f"{name} cannot get the rules {benchmark} from {where}"):

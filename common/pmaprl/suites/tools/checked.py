@@ -1,4 +1,5 @@
-"""Outputs of gymnasium environments, held against their spaces and made plain: numbers, arrays, infos of numbers.
+"""Outputs of gymnasium environments, held against their spaces and made plain: numbers, arrays,
+infos of numbers.
 
 Processes of environments import this, so it needs nothing that is slow.
 """
@@ -21,13 +22,14 @@ RETURNED = {
 
 
 class CheckedEnv(gymnasium.Wrapper):
-    """An environment that gives elements of its observation space, a float, two bools, and an info of floats.
+    """An environment that gives elements of its observation space, a float, two bools, and an info
+    of floats.
 
     An array of one number is taken as that number, a list as an array. Everything else raises a
     FailedEnvError, before a vector environment would broadcast, cast or cut it. Observations are
-    copies: an environment may write the next one into the same array, and a vector environment keeps
-    the last one of an episode while it resets. Entries of infos that are no numbers are left out:
-    nobody reads them, and those of several environments need not fit together.
+    copies: an environment may write the next one into the same array, and a vector environment
+        keeps the last one of an episode while it resets. Entries of infos that are no numbers are
+        left out: nobody reads them, and those of several environments need not fit together.
     """
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
@@ -36,7 +38,8 @@ class CheckedEnv(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, ...]:
         if isinstance(self.action_space, Box) and not self.action_space.shape:
-            action = np.asarray(action, self.action_space.dtype)  # not a scalar, which is no element of the space
+            # Not a scalar, which is no element of the space
+            action = np.asarray(action, self.action_space.dtype)
         outputs = outputs_of(self.env, "step", self.env.step(action))
         obs, reward, terminated, truncated, info = outputs
         return (
@@ -49,14 +52,24 @@ class CheckedEnv(gymnasium.Wrapper):
 
 
 def outputs_of(env: gymnasium.Env, method: str, outputs: Any) -> tuple[Any, ...]:
-    """The `outputs` of an environment's `reset` or `step`. Raises FailedEnvError where they are not as many as now."""
+    """The `outputs` of an environment's `reset` or `step`. Raises FailedEnvError where they are not
+    as many as now.
+    """
     wanted = RETURNED[method]
     name = env.spec.id if env.spec else type(env.unwrapped).__name__
     if not isinstance(outputs, tuple | list) or len(outputs) != int(wanted[0]):
-        got = f"{len(outputs)}" if isinstance(outputs, tuple | list) else f"one {type(outputs).__name__}"
-        raise FailedEnvError(f"{method} of {name} returned {got} instead of the {wanted} of gymnasium")
+        got = (
+            f"{len(outputs)}"
+            if isinstance(outputs, tuple | list)
+            else f"one {type(outputs).__name__}"
+        )
+        raise FailedEnvError(
+            f"{method} of {name} returned {got} instead of the {wanted} of gymnasium"
+        )
     if not isinstance(outputs[-1], Mapping):
-        raise FailedEnvError(f"the info that {method} of {name} returned is {_shown(outputs[-1])}, not a dictionary")
+        raise FailedEnvError(
+            f"the info that {method} of {name} returned is {_shown(outputs[-1])}, not a dictionary"
+        )
     return tuple(outputs)
 
 
@@ -64,13 +77,16 @@ def _element(space: Space, obs: Any, what: str) -> Any:
     """An observation in the shape and the type of its space."""
     if isinstance(space, Dict):
         if not isinstance(obs, Mapping) or set(space) - set(obs):
-            raise FailedEnvError(f"{what} has not the parts {', '.join(map(str, space))} of its space")
+            raise FailedEnvError(
+                f"{what} has not the parts {', '.join(map(str, space))} of its space"
+            )
         return {name: _element(part, obs[name], f"{what} {name}") for name, part in space.items()}
     if isinstance(space, Tuple):
         if not isinstance(obs, tuple | list) or len(space) != len(obs):
             raise FailedEnvError(f"{what} has not the {len(space)} parts of its space")
         return tuple(
-            _element(part, x, f"{what} {index}") for index, (part, x) in enumerate(zip(space, obs, strict=True))
+            _element(part, x, f"{what} {index}")
+            for index, (part, x) in enumerate(zip(space, obs, strict=True))
         )
     if not isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
         return obs
@@ -79,7 +95,13 @@ def _element(space: Space, obs: Any, what: str) -> Any:
         raise FailedEnvError(f"{what} has shape {array.shape} instead of {space.shape}")
     typed = _typed(array.reshape(space.shape), space.dtype, what)
     if not isinstance(space, Box):
-        count = 2 if isinstance(space, MultiBinary) else space.n if isinstance(space, Discrete) else space.nvec
+        count = (
+            2
+            if isinstance(space, MultiBinary)
+            else space.n
+            if isinstance(space, Discrete)
+            else space.nvec
+        )
         start = 0 if isinstance(space, MultiBinary) else space.start
         if not np.all((typed >= start) & (typed - start < count)):
             raise FailedEnvError(f"{what} {_shown(typed.tolist())} is not in its space, {space}")
@@ -93,18 +115,26 @@ def mask_of(legal: Any, space: Space, what: str) -> Any:
     """
     if isinstance(space, Tuple):
         if not isinstance(legal, tuple | list) or len(legal) != len(space):
-            raise FailedEnvError(f"{what} is {_shown(legal)}, which has not the {len(space)} parts of the first one")
-        return tuple(mask_of(part, of_part, what) for part, of_part in zip(legal, space.spaces, strict=True))
+            raise FailedEnvError(
+                f"{what} is {_shown(legal)}, which has not the {len(space)} parts of the first one"
+            )
+        return tuple(
+            mask_of(part, of_part, what) for part, of_part in zip(legal, space.spaces, strict=True)
+        )
     array = array_of(legal, what)
     if array.shape != space.shape:
         raise FailedEnvError(f"{what} has shape {array.shape} instead of {space.shape}")
     if not np.all((array == 0) | (array == 1)):
-        raise FailedEnvError(f"{what} is {_shown(array.tolist())}, not 0 for illegal and 1 for legal actions")
+        raise FailedEnvError(
+            f"{what} is {_shown(array.tolist())}, not 0 for illegal and 1 for legal actions"
+        )
     return array.astype(space.dtype)
 
 
 def array_of(value: Any, what: str) -> np.ndarray:
-    """A value as an array of real numbers. Raises FailedEnvError, naming `what` it is, where it is none."""
+    """A value as an array of real numbers. Raises FailedEnvError, naming `what` it is, where it is
+    none.
+    """
     if isinstance(value, bytes | bytearray | memoryview):
         raise FailedEnvError(f"{what} is {_shown(value)}, not numbers")
     if np.ma.is_masked(value):
@@ -119,13 +149,17 @@ def array_of(value: Any, what: str) -> np.ndarray:
 
 
 def _typed(array: np.ndarray, dtype: Any, what: str) -> np.ndarray:
-    """An array in the type of a space. Raises FailedEnvError where that is whole numbers, which have other values."""
+    """An array in the type of a space. Raises FailedEnvError where that is whole numbers, which
+    have other values.
+    """
     if array.dtype == dtype:
         return array
     with np.errstate(invalid="ignore", over="ignore"):
         typed = array.astype(dtype)
     if typed.dtype.kind != "f" and not np.array_equal(typed, array):
-        raise FailedEnvError(f"{what} is of type {array.dtype} and holds numbers that {np.dtype(dtype)} does not")
+        raise FailedEnvError(
+            f"{what} is of type {array.dtype} and holds numbers that {np.dtype(dtype)} does not"
+        )
     return typed
 
 
@@ -147,7 +181,9 @@ def _truth(value: Any, what: str) -> bool:
 
 
 def of_each(values: Any, count: int, what: str) -> np.ndarray:
-    """The rewards, or the ends, of `count` environments, [N]. Raises FailedEnvError where there is no one of each."""
+    """The rewards, or the ends, of `count` environments, [N]. Raises FailedEnvError where there is
+    no one of each.
+    """
     array = array_of(values, what)
     if array.size != count:
         raise FailedEnvError(f"{what} of {count} environments have shape {array.shape}")
@@ -155,7 +191,9 @@ def of_each(values: Any, count: int, what: str) -> np.ndarray:
 
 
 def true_of_each(values: Any, count: int, what: str) -> np.ndarray:
-    """Ends of `count` environments, [N] bool. Raises FailedEnvError where one is neither true nor false."""
+    """Ends of `count` environments, [N] bool. Raises FailedEnvError where one is neither true nor
+    false.
+    """
     array = of_each(values, count, what)
     if array.dtype != bool and not np.isin(array, (0, 1)).all():
         raise FailedEnvError(f"{what} is {_shown(values)}, not true or false everywhere")
@@ -163,11 +201,15 @@ def true_of_each(values: Any, count: int, what: str) -> np.ndarray:
 
 
 def _numbers(info: Mapping) -> dict[str, float]:
-    """The entries that are numbers, all as floats: vector environments give each the type that it has first."""
+    """The entries that are numbers, all as floats: vector environments give each the type that it
+    has first.
+    """
     found = {}
     for name, value in info.items():
         # They mark with _NAME who has told NAME, and put the end of an episode under final_...
-        special = not isinstance(name, str) or name.startswith("_") or name in ("final_obs", "final_info")
+        special = (
+            not isinstance(name, str) or name.startswith("_") or name in ("final_obs", "final_info")
+        )
         if not special and is_number(value):
             found[name] = _as_float(value)
     return found

@@ -6,8 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-WIDTH, HEIGHT = 360, 282  # pixels of a picture
-LEFT, TOP, SIDE = 28, 8, 240  # pixels: ticks, above the plane, and of the plane's sides
+WIDTH = 360  # pixels of a picture
+HEIGHT = 282
+LEFT = 28  # pixels: ticks, above the plane, and of the plane's sides
+TOP = 8
+SIDE = 240
 SMOOTHING = 3  # circles are drawn this many times larger, then reduced
 SMALLEST_HALF = 1.5  # of the plane's side, at least
 SMALLEST_RADIUS = 3  # pixels
@@ -16,7 +19,10 @@ SIZE = 11  # pixels of texts
 SMALL = 10  # pixels of names
 
 # Told apart by colour-blind eyes (Okabe and Ito).
-INK, LIGHT, PAPER, RING = "#2B2F36", "#D9DDE2", "#FFFFFF", "#E69F00"
+INK = "#2B2F36"
+LIGHT = "#D9DDE2"
+PAPER = "#FFFFFF"
+RING = "#E69F00"
 
 
 class Circle(NamedTuple):
@@ -54,8 +60,12 @@ def plane_frame(circles: Sequence[Circle], ring: str = "", notes: Sequence[str] 
 
 
 def _half_side(circles: Sequence[Circle]) -> float:
-    """Half of the side of a plane around (0, 0) that shows all circles; it seldom changes while they move."""
-    reach = max((max(abs(x) for x in circle.center) + circle.radius for circle in circles), default=0.0)
+    """Half of the side of a plane around (0, 0) that shows all circles; it seldom changes while
+    they move.
+    """
+    reach = max(
+        (max(abs(x) for x in circle.center) + circle.radius for circle in circles), default=0.0
+    )
     return max(SMALLEST_HALF, math.ceil(2 * reach) / 2)
 
 
@@ -81,8 +91,12 @@ def _drawn(circles: Sequence[Circle], half: float) -> Any:
         radius = SMOOTHING * max(circle.radius / (2 * half) * SIDE, SMALLEST_RADIUS)
         if circle.in_ring:
             outer = radius + 4 * SMOOTHING
-            canvas.ellipse((x - outer, y - outer, x + outer, y + outer), outline=RING, width=3 * SMOOTHING)
-        canvas.ellipse((x - radius, y - radius, x + radius, y + radius), circle.color, INK, SMOOTHING)
+            canvas.ellipse(
+                (x - outer, y - outer, x + outer, y + outer), outline=RING, width=3 * SMOOTHING
+            )
+        canvas.ellipse(
+            (x - radius, y - radius, x + radius, y + radius), circle.color, INK, SMOOTHING
+        )
     canvas.rectangle((0, 0, end, end), outline=INK, width=SMOOTHING)
     return image
 
@@ -110,7 +124,9 @@ def _write_ticks(canvas: Any, half: float) -> None:
 
 
 def _write_names(canvas: Any, circles: Sequence[Circle], half: float) -> None:
-    """Write names beside their circles, inside the plane, and where there is room not over each other."""
+    """Write names beside their circles, inside the plane, and where there is room not over each
+    other.
+    """
     from PIL import ImageFont
 
     font = ImageFont.load_default(SMALL)
@@ -119,11 +135,19 @@ def _write_names(canvas: Any, circles: Sequence[Circle], half: float) -> None:
         x, y = _pixel(circle.center, half)
         width = font.getlength(circle.name) / 2 + 2
         away = max(circle.radius / (2 * half) * SIDE, SMALLEST_RADIUS) + 5 * circle.in_ring
-        above, below = (x, y - away - 7), (x, y + away + 7)
+        above = (x, y - away - 7)
+        below = (x, y + away + 7)
         sides = (x + away + width + 2, y), (x - away - width - 2, y)
         places = (above, below, *sides) if circle.name_above else (below, above, *sides)
-        inside = [(min(max(across, width), SIDE - width), min(max(down, 7), SIDE - 7)) for across, down in places]
-        free = (place for place in inside if not any(_overlap((*place, width), other) for other in taken))
+        inside = [
+            (min(max(across, width), SIDE - width), min(max(down, 7), SIDE - 7))
+            for across, down in places
+        ]
+        free = (
+            place
+            for place in inside
+            if not any(_overlap((*place, width), other) for other in taken)
+        )
         chosen = next(free, inside[0])
         taken.append((*chosen, width))
         place = LEFT + chosen[0], TOP + chosen[1]

@@ -7,9 +7,13 @@ from pmaprl.envs.spaces import Box, box
 
 
 def planes(codes: jax.Array, counts: tuple[int, ...]) -> jax.Array:
-    """Codes [H, W, C] as pictures [H, W, sum(counts)] of bools; of each kind there are so many, others are its last."""
+    """Codes [H, W, C] as pictures [H, W, sum(counts)] of bools; of each kind there are so many,
+    others are its last.
+    """
     kinds = [jnp.minimum(codes[..., kind], count - 1) for kind, count in enumerate(counts)]
-    return jnp.concatenate([jax.nn.one_hot(*kind, dtype=bool) for kind in zip(kinds, counts, strict=True)], axis=-1)
+    return jnp.concatenate(
+        [jax.nn.one_hot(*kind, dtype=bool) for kind in zip(kinds, counts, strict=True)], axis=-1
+    )
 
 
 def space_of_planes(shape: tuple[int, ...], counts: tuple[int, ...]) -> Box:

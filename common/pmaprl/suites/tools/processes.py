@@ -1,7 +1,7 @@
 """gymnasium environments in processes of their own, which can be killed where one hangs.
 
-Registers `pmaprl/PartialCartPole-v1` and `pmaprl/PartialPendulum-v1`. Processes import this too, so it needs nothing
-that is slow.
+Registers `pmaprl/PartialCartPole-v1` and `pmaprl/PartialPendulum-v1`. Processes import this too, so
+it needs nothing that is slow.
 """
 
 import multiprocessing.connection
@@ -36,21 +36,30 @@ _starting = threading.Lock()
 
 
 class InItsProcess(Exception):
-    """The traceback of an error in the process of an environment, as the cause of the same error here."""
+    """The traceback of an error in the process of an environment, as the cause of the same error
+    here.
+    """
 
     def __str__(self) -> str:
         return f"\n{self.args[0].rstrip()}"
 
 
 class Processes(AsyncVectorEnv):
-    """gymnasium's vector environment with one process for each, where nothing is waited for without a limit."""
+    """gymnasium's vector environment with one process for each, where nothing is waited for without
+    a limit.
+    """
 
     def __init__(
-        self, maker: Callable[[], Any], num_envs: int, reset_timeout: float | None, step_timeout: float | None
+        self,
+        maker: Callable[[], Any],
+        num_envs: int,
+        reset_timeout: float | None,
+        step_timeout: float | None,
     ):
         """Start `num_envs` processes that each call `maker`.
 
-        They come from a server that knows nothing of this program: forks of it, with JAX's threads, could deadlock.
+        They come from a server that knows nothing of this program: forks of it, with JAX's threads,
+        could deadlock.
         """
         self._timeouts = {"reset": reset_timeout, "step": step_timeout}
         self.processes = []
@@ -59,16 +68,20 @@ class Processes(AsyncVectorEnv):
         try:
             with ExitStack() as self._hidden:
                 self._hidden.enter_context(_hidden_main())
-                super().__init__(makers, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
+                super().__init__(
+                    makers, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP
+                )
         except BaseException:
             self.kill()
             self.closed = True
             raise
 
     def _check_spaces(self) -> None:
-        """Wait until all environments are made, no longer than a reset may take: gymnasium's own waits without a limit.
+        """Wait until all environments are made, no longer than a reset may take: gymnasium's own
+        waits without a limit.
 
-        What processes need to begin is gone once the constructor, which ends with this, has returned.
+        What processes need to begin is gone once the constructor, which ends with this, has
+        returned.
         """
         self._hidden.close()  # all have started: others, in other threads, may start theirs
         with self._in_time("reset") as seconds:
@@ -76,19 +89,24 @@ class Processes(AsyncVectorEnv):
             self.call_wait(timeout=seconds)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
-        """As gymnasium's. Raises FailedEnvError where a process does not answer in time or has ended."""
+        """As gymnasium's. Raises FailedEnvError where a process does not answer in time or has
+        ended.
+        """
         with self._in_time("reset") as seconds:
             self.reset_async(seed, options)
             return self.reset_wait(timeout=seconds)
 
     def step(self, actions: Any) -> tuple[Any, ...]:
-        """As gymnasium's. Raises FailedEnvError where a process does not answer in time or has ended."""
+        """As gymnasium's. Raises FailedEnvError where a process does not answer in time or has
+        ended.
+        """
         with self._in_time("step") as seconds:
             self.step_async(actions)
             return self.step_wait(timeout=seconds)
 
     def close_extras(self, **_: Any) -> None:
-        """Ask all processes to end, and kill those that do not, with all that any of them has left behind.
+        """Ask all processes to end, and kill those that do not, with all that any of them has left
+        behind.
 
         gymnasium's own waits for one that hangs, and leaves the others behind where one has died.
         """
@@ -103,7 +121,8 @@ class Processes(AsyncVectorEnv):
             process.join()
 
     def kill(self) -> None:
-        """End all processes at once, with those that they have started, such as simulators, from any thread.
+        """End all processes at once, with those that they have started, such as simulators, from
+        any thread.
 
         A thread that waits for them gets a FailedEnvError.
         """
@@ -114,7 +133,9 @@ class Processes(AsyncVectorEnv):
                     os.killpg(process.pid, signal.SIGKILL)
 
     def _raise_if_errors(self, successes: Any) -> None:
-        """Raise what an environment raised, from the way to it in its process, which gymnasium's own prints at once."""
+        """Raise what an environment raised, from the way to it in its process, which gymnasium's
+        own prints at once.
+        """
         if all(successes):
             return
         for _ in range(len(successes) - sum(successes)):
@@ -130,12 +151,18 @@ class Processes(AsyncVectorEnv):
         try:
             yield seconds
         except multiprocessing.TimeoutError as error:
-            raise FailedEnvError(f"an environment's {what} took over {seconds:g} s (--{what}-timeout)") from error
+            raise FailedEnvError(
+                f"an environment's {what} took over {seconds:g} s (--{what}-timeout)"
+            ) from error
         except (EOFError, ConnectionError) as error:
-            multiprocessing.connection.wait([process.sentinel for process in self.processes], timeout=1.0)
+            multiprocessing.connection.wait(
+                [process.sentinel for process in self.processes], timeout=1.0
+            )
             ended = [process for process in self.processes if process.exitcode is not None]
             codes = ", ".join(f"{process.exitcode}" for process in ended) or "unknown"
-            raise FailedEnvError(f"a process of an environment ended by itself (exit code {codes})") from error
+            raise FailedEnvError(
+                f"a process of an environment ended by itself (exit code {codes})"
+            ) from error
 
 
 @contextmanager
@@ -151,7 +178,9 @@ def _hidden_main():
 
 
 def _own_folder() -> str:
-    """The temporary folder in which multiprocessing has the socket of its server; "" where another process made it."""
+    """The temporary folder in which multiprocessing has the socket of its server; "" where another
+    process made it.
+    """
     folder = multiprocessing.util.get_temp_dir()
     with suppress(AttributeError, TypeError):  # nobody promises that these stay
         for finalizer in multiprocessing.util._finalizer_registry.values():
@@ -161,17 +190,20 @@ def _own_folder() -> str:
 
 
 def _make(maker: Callable[[], Any], home: int, folder: str) -> Any:
-    """What `maker` makes; in another process than `home`, in a group of that one's own, which Ctrl-C does not reach.
+    """What `maker` makes; in another process than `home`, in a group of that one's own, which
+    Ctrl-C does not reach.
 
-    The group ends with the program, even if that is killed and the environment listens to nobody: a process watches.
-    That also deletes the temporary `folder`, which a program that is killed leaves behind.
+    The group ends with the program, even if that is killed and the environment listens to nobody: a
+    process watches. That also deletes the temporary `folder`, which a program that is killed leaves
+    behind.
     """
     if os.getpid() != home:  # gymnasium also calls this at home, to see what the environment is
         os.setpgid(0, 0)
         if os.fork() == 0:
             _end_with_the_program(folder)
     env = maker()
-    env.reset, env.step = _plain_errors()(env.reset), _plain_errors()(env.step)
+    env.reset = _plain_errors()(env.reset)
+    env.step = _plain_errors()(env.step)
     return env
 
 
@@ -191,7 +223,9 @@ def _end_with_the_program(folder: str) -> NoReturn:
 
 @contextmanager
 def _plain_errors():
-    """Raise a RuntimeError in place of errors that gymnasium cannot send to the process that waits for the step."""
+    """Raise a RuntimeError in place of errors that gymnasium cannot send to the process that waits
+    for the step.
+    """
     try:
         yield
     except Exception as error:
@@ -203,7 +237,9 @@ def _plain_errors():
 
 
 def make(mask: str, env_id: str, **arguments: Any) -> gymnasium.Env:
-    """gymnasium's environment, checked; where its info has a `mask` of legal actions, it observes that too."""
+    """gymnasium's environment, checked; where its info has a `mask` of legal actions, it observes
+    that too.
+    """
     return CheckedEnv(_with_mask(mask, gymnasium.make(env_id, **arguments)))
 
 
@@ -217,12 +253,16 @@ def _with_mask(mask: str, env: gymnasium.Env) -> gymnasium.Env:
 
 
 class MaskObserved(gymnasium.Wrapper):
-    """Observes the mask beside the parts of a dictionary, or beside the whole observation, which is then called obs."""
+    """Observes the mask beside the parts of a dictionary, or beside the whole observation, which is
+    then called obs.
+    """
 
     def __init__(self, env: gymnasium.Env, mask: str, legal: Any):
         """`legal` is a mask: an array, or a tuple of such."""
         super().__init__(env)
-        self._mask, self._space, self._has_parts = mask, _space_of(legal, mask), isinstance(env.observation_space, Dict)
+        self._mask = mask
+        self._space = _space_of(legal, mask)
+        self._has_parts = isinstance(env.observation_space, Dict)
         parts = env.observation_space.spaces if self._has_parts else {"obs": env.observation_space}
         self.observation_space = Dict({mask: self._space, **parts})
 
@@ -231,14 +271,28 @@ class MaskObserved(gymnasium.Wrapper):
         return self._observed(obs, info, over=False), info
 
     def step(self, action: Any) -> tuple[Any, ...]:
-        obs, reward, terminated, truncated, info = outputs_of(self.env, "step", self.env.step(action))
-        return self._observed(obs, info, terminated or truncated), reward, terminated, truncated, info
+        obs, reward, terminated, truncated, info = outputs_of(
+            self.env, "step", self.env.step(action)
+        )
+        return (
+            self._observed(obs, info, terminated or truncated),
+            reward,
+            terminated,
+            truncated,
+            info,
+        )
 
     def _observed(self, obs: Any, info: dict, over: bool) -> dict:
         legal = info.get(self._mask)
         if legal is None and not over:  # at the end nobody acts
-            raise FailedEnvError(f"the info of {self.env.spec.id} has lost its {self._mask} after a step")
-        legal = _everything(self._space) if legal is None else mask_of(legal, self._space, f"the {self._mask}")
+            raise FailedEnvError(
+                f"the info of {self.env.spec.id} has lost its {self._mask} after a step"
+            )
+        legal = (
+            _everything(self._space)
+            if legal is None
+            else mask_of(legal, self._space, f"the {self._mask}")
+        )
         return {self._mask: legal, **(obs if self._has_parts else {"obs": obs})}
 
 
@@ -246,7 +300,7 @@ def _space_of(legal: Any, name: str) -> Space:
     """The space of a mask called `name`: of an array, or of a tuple of such."""
     if isinstance(legal, tuple):
         return Tuple([_space_of(part, name) for part in legal])
-    return Box(0, 1, array_of(legal, f"the {name}").shape, np.int8)
+    return Box(low=0, high=1, shape=array_of(legal, f"the {name}").shape, dtype=np.int8)
 
 
 def _everything(space: Space) -> Any:
@@ -255,11 +309,17 @@ def _everything(space: Space) -> Any:
 
 
 def make_partial(whole: str, **arguments: Any) -> gymnasium.Env:
-    """gymnasium's environment `whole`, of these arguments, without what is not seen, and without a time limit."""
-    seen = list(WITHOUT_VELOCITIES[whole])  # no other name, by which gymnasium would import a module
+    """gymnasium's environment `whole`, of these arguments, without what is not seen, and without a
+    time limit.
+    """
+    # No other name, by which gymnasium would import a module
+    seen = list(WITHOUT_VELOCITIES[whole])
     env = gymnasium.make(whole, max_episode_steps=-1, **arguments)
-    low, high = env.observation_space.low[seen], env.observation_space.high[seen]
-    return TransformObservation(env, lambda obs: obs[seen], Box(low, high, dtype=env.observation_space.dtype))
+    low = env.observation_space.low[seen]
+    high = env.observation_space.high[seen]
+    return TransformObservation(
+        env, lambda obs: obs[seen], Box(low, high, dtype=env.observation_space.dtype)
+    )
 
 
 for whole in WITHOUT_VELOCITIES:

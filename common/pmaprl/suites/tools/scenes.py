@@ -1,4 +1,5 @@
-"""Pictures of gymnax's classic control, also of an own environment that is derived from one: gymnax needs pygame there.
+"""Pictures of gymnax's classic control, also of an own environment that is derived from one: gymnax
+needs pygame there.
 
 No display is needed. Angles and places are those of the states.
 """
@@ -9,18 +10,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-WIDTH, HEIGHT = 360, 300  # pixels that a picture fills at most
+WIDTH = 360  # pixels that a picture fills at most
+HEIGHT = 300
 SMOOTHING = 3  # pictures are drawn this many times larger, then reduced
 
 # Told apart by colour-blind eyes (Okabe and Ito).
-BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-INK, GREY, LIGHT, PAPER = "#2B2F36", "#8A9099", "#D9DDE2", "#FFFFFF"
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+RED = "#D55E00"
+INK = "#2B2F36"
+GREY = "#8A9099"
+LIGHT = "#D9DDE2"
+PAPER = "#FFFFFF"
 
 Box = tuple[float, float, float, float]  # left, bottom, right, top; with y up
 
 
 class Shape(NamedTuple):
-    """A line with round ends, which is a disc where it has one point only; a filled polygon where it has no width."""
+    """A line with round ends, which is a disc where it has one point only; a filled polygon where
+    it has no width.
+    """
 
     color: str
     points: Sequence[tuple[float, float]]
@@ -28,8 +38,12 @@ class Shape(NamedTuple):
 
 
 def frame(inner: Any, params: Any, state: Any) -> np.ndarray | None:
-    """A picture [H, W, 3] of a state of gymnax's environment `inner`, bytes; None where it is none of these."""
-    classes = [kind.__name__ for kind in type(inner).__mro__ if kind.__module__.startswith("gymnax.")]
+    """A picture [H, W, 3] of a state of gymnax's environment `inner`, bytes; None where it is none
+    of these.
+    """
+    classes = [
+        kind.__name__ for kind in type(inner).__mro__ if kind.__module__.startswith("gymnax.")
+    ]
     scene = next((SCENES[name] for name in classes if name in SCENES), None)
     return scene and _drawn(*scene(params, state))
 
@@ -55,8 +69,11 @@ def _drawn(box: Box, shapes: Sequence[Shape]) -> np.ndarray:
 
 
 def cartpole(params: Any, state: Any) -> tuple[Box, list[Shape]]:
-    limit, length = params.x_threshold, 2 * params.length
-    x, angle, reach = state.x, state.theta, 1.15 * limit  # an angle of 0 is up, clockwise
+    limit = params.x_threshold
+    length = 2 * params.length
+    x = state.x  # an angle of 0 is up, clockwise
+    angle = state.theta
+    reach = 1.15 * limit
     tip = x + length * math.sin(angle), 0.25 + length * math.cos(angle)
     return (-reach, -0.45, reach, length + 0.5), [
         Shape(GREY, [(-reach, 0), (reach, 0)], 0.03),
@@ -69,8 +86,10 @@ def cartpole(params: Any, state: Any) -> tuple[Box, list[Shape]]:
 
 
 def pendulum(params: Any, state: Any) -> tuple[Box, list[Shape]]:
-    length, angle = params.l, state.theta  # 0 is up, counter-clockwise
-    tip, reach = (-length * math.sin(angle), length * math.cos(angle)), 1.3 * length
+    length = params.l  # 0 is up, counter-clockwise
+    angle = state.theta
+    tip = (-length * math.sin(angle), length * math.cos(angle))
+    reach = 1.3 * length
     return (-reach, -reach, reach, reach), [
         Shape(GREEN, [(0, 1.12 * length), (0, 1.22 * length)], 0.03 * length),  # the goal
         Shape(ORANGE, [(0, 0), tip], 0.15 * length),
@@ -79,7 +98,8 @@ def pendulum(params: Any, state: Any) -> tuple[Box, list[Shape]]:
 
 
 def acrobot(params: Any, state: Any) -> tuple[Box, list[Shape]]:
-    first, second = state.joint_angle1, state.joint_angle1 + state.joint_angle2  # 0 is down, counter-clockwise
+    first = state.joint_angle1  # 0 is down, counter-clockwise
+    second = state.joint_angle1 + state.joint_angle2
     elbow = math.sin(first), -math.cos(first)
     tip = elbow[0] + math.sin(second), elbow[1] - math.cos(second)
     return (-2.3, -2.3, 2.3, 2.3), [
@@ -91,7 +111,9 @@ def acrobot(params: Any, state: Any) -> tuple[Box, list[Shape]]:
 
 
 def mountain_car(params: Any, state: Any) -> tuple[Box, list[Shape]]:
-    left, right, goal = params.min_position - 0.1, params.max_position + 0.1, params.goal_position
+    left = params.min_position - 0.1
+    right = params.max_position + 0.1
+    goal = params.goal_position
 
     def above(x: float, height: float = 0.0) -> tuple[float, float]:
         return x, 0.45 * math.sin(3 * x) + 0.55 + height

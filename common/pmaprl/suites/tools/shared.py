@@ -1,4 +1,5 @@
-"""What several suites share: pictures without a display, names of observations, and which show no velocities.
+"""What several suites share: pictures without a display, names of observations, and which show no
+velocities.
 
 Processes of environments import this, so it needs nothing that is slow.
 """
@@ -15,7 +16,9 @@ FRAME_SIZE = 240, 320  # height and width, in pixels
 
 
 def draw_without_display() -> None:
-    """Let pygame draw into memory and MuJoCo by EGL where there is no display, unless the user has named others."""
+    """Let pygame draw into memory and MuJoCo by EGL where there is no display, unless the user has
+    named others.
+    """
     if not sys.platform.startswith("linux") or os.environ.get("DISPLAY"):
         return
     for name in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):
@@ -32,7 +35,8 @@ def mujoco_frame(model: Any, qpos: Any, qvel: Any) -> np.ndarray:
 
     draw_without_display()
     data = mujoco.MjData(model)
-    data.qpos, data.qvel = qpos, qvel
+    data.qpos = qpos
+    data.qvel = qvel
     mujoco.mj_forward(model, data)
     with mujoco.Renderer(model, *FRAME_SIZE) as renderer:
         renderer.update_scene(data, camera=0 if model.ncam else -1)
@@ -42,8 +46,23 @@ def mujoco_frame(model: Any, qpos: Any, qvel: Any) -> np.ndarray:
 WITHOUT_VELOCITIES = {"CartPole-v1": (0, 2), "Pendulum-v1": (0, 1)}
 _CAR = "position", "velocity"
 _LANDER = "x", "y", "x velocity", "y velocity", "angle", "angular velocity", "left leg", "right leg"
-_ACROBOT = "cos(angle 1)", "sin(angle 1)", "cos(angle 2)", "sin(angle 2)", "velocity 1", "velocity 2"
-_SEAQUEST = "submarine", "its back", "own bullet", "trail", "enemy bullet", "enemy fish", "enemy submarine"
+_ACROBOT = (
+    "cos(angle 1)",
+    "sin(angle 1)",
+    "cos(angle 2)",
+    "sin(angle 2)",
+    "velocity 1",
+    "velocity 2",
+)
+_SEAQUEST = (
+    "submarine",
+    "its back",
+    "own bullet",
+    "trail",
+    "enemy bullet",
+    "enemy fish",
+    "enemy submarine",
+)
 _FREEWAY = "chicken", "car", "speed 1", "speed 2", "speed 3", "speed 4", "speed 5"
 OBS_NAMES = {
     "CartPole-v0": ("cart position", "cart velocity", "pole angle", "pole velocity"),
@@ -58,7 +77,16 @@ OBS_NAMES = {
     "Breakout-MinAtar": ("paddle", "ball", "trail", "brick"),
     "Freeway-MinAtar": _FREEWAY,
     "Seaquest-MinAtar": (*_SEAQUEST, "oxygen", "divers aboard", "diver"),
-    "SpaceInvaders-MinAtar": ("cannon", "alien", "moving left", "moving right", "own bullet", "enemy bullet"),
+    "SpaceInvaders-MinAtar": (
+        "cannon",
+        "alien",
+        "moving left",
+        "moving right",
+        "own bullet",
+        "enemy bullet",
+    ),
 }
-"""Names of the numbers of an observation, or of the channels of a map, by the id of an environment."""
+"""Names of the numbers of an observation, or of the channels of a map, by the id of an
+environment.
+"""
 PARTIAL = "Partial"  # of the ids of the environments that show no more

@@ -152,12 +152,12 @@ from flax import struct
 
 from pmaprl.algorithm import (
     EnvSpec,
-    Flags,
-    Now,
+    HParams,
     OnPolicy,
+    PolicyInput,
     Rollout,
-    Seen,
     Space,
+    UpdateContext,
     nets,
     optim,
     run_algorithm,
@@ -248,7 +248,7 @@ def gae(
         advantage = delta + decay * advantage
         return advantage, advantage
 
-    return optim.light_scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
+    return optim.unrolled_scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
 
 
 def vtrace(
@@ -306,34 +306,36 @@ def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, clamp: float) -> jax
 
 
 def loss(
-    policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags
+    policy: nets.Distribution, value: jax.Array, batch: Batch, hparams: HParams
 ) -> tuple[jax.Array, optim.Metrics]:
     """Policy, value and exploration losses of samples [B, ...], means over the steps that count,
     and metrics.
     """
     mean = partial(optim.weighted_mean, batch.weight)
     log_prob = policy.log_prob(batch.action)
-    clamped = log_ratio(log_prob, batch.log_prob, hp.ratio_clamp)
+    clamped = log_ratio(log_prob, batch.log_prob, hparams.ratio_clamp)
     ratio = jnp.exp(clamped)
     entropy = mean(policy.entropy())
     advantage = (
-        optim.standardize(batch.advantage, weight=batch.weight) if hp.norm_adv else batch.advantage
+        optim.standardize(batch.advantage, weight=batch.weight)
+        if hparams.norm_adv
+        else batch.advantage
     )
-    bounds = ratio_bounds(hp.clip_eps, hp.clip_mode)
-    clip_value = hp.clip_eps if hp.clip_vloss else None
-    symmetric_kl = hp.exploration_loss == "symmetric-kl"
+    bounds = ratio_bounds(hparams.clip_eps, hparams.clip_mode)
+    clip_value = hparams.clip_eps if hparams.clip_vloss else None
+    symmetric_kl = hparams.exploration_loss == "symmetric-kl"
     losses = {
         "loss/policy": mean(policy_loss(ratio, advantage, bounds)),
         "loss/value": mean(value_loss(value, batch.value, batch.target, clip_value)),
         "loss/exploration": mean(policy.symmetric_kl_to_uniform()) if symmetric_kl else -entropy,
     }
-    if hp.loss == "impala":
-        weight = jax.lax.stop_gradient(jnp.minimum(ratio, hp.pg_rho_clip))
+    if hparams.loss == "impala":
+        weight = jax.lax.stop_gradient(jnp.minimum(ratio, hparams.pg_rho_clip))
         losses["loss/policy"] = -mean(weight * advantage * log_prob)
     total = (
         losses["loss/policy"]
-        + hp.vf_coef * losses["loss/value"]
-        + hp.ent_coef * losses["loss/exploration"]
+        + hparams.vf_coef * losses["loss/value"]
+        + hparams.ent_coef * losses["loss/exploration"]
     )
     return total, losses | {
         "loss/total": total,
@@ -352,7 +354,7 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
     network = Network(args, env.observation_space, env.action_space)
 
     def explore(
-        learner: Learner, seen: Seen, memory: Memory, noise: jax.Array
+        learner: Learner, seen: PolicyInput, memory: Memory, noise: jax.Array
     ) -> tuple[jax.Array, jax.Array, Memory]:
         """Actions [N, ...] of an actor's environments, their log-probabilities [N], and the memory
         after them.
@@ -361,19 +363,23 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
         action = policy.sample(noise)
         return action, policy.log_prob(action), memory
 
-    def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, optim.Metrics]:
+    def update(
+        learner: Learner, rollout: Rollout, context: UpdateContext
+    ) -> tuple[Learner, optim.Metrics]:
         """Learn from this device's share of some rollouts: estimate advantages, correct for the
         lag, learn.
         """
-        batch, estimate_metrics = estimate(learner, rollout, now)
+        batch, estimate_metrics = estimate(learner, rollout, context)
         learner, batch = nets.popart(learner, batch, batch.weight > 0)
-        learner, learn_metrics = learn(learner, batch, now)
+        learner, learn_metrics = learn(learner, batch, context)
         learner = learner.replace(
             obs_stats=nets.update_stats(learner.obs_stats, rollout.obs, rollout.valid)
         )
         return learner, estimate_metrics | learn_metrics
 
-    def estimate(learner: Learner, rollout: Rollout, now: Now) -> tuple[Batch, optim.Metrics]:
+    def estimate(
+        learner: Learner, rollout: Rollout, context: UpdateContext
+    ) -> tuple[Batch, optim.Metrics]:
         """Values, advantages and targets in units of the rewards, as samples, and metrics of
         them.
         """
@@ -397,7 +403,9 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
         else:
             target, advantage = vtrace(log_rho, *common, args.rho_clip, args.c_clip)
         fresh = (
-            now.updates - rollout.version <= args.max_policy_lag if args.max_policy_lag else True
+            context.updates - rollout.version <= args.max_policy_lag
+            if args.max_policy_lag
+            else True
         )
         weight = (rollout.valid & fresh).astype(jnp.float32)
         samples = as_samples((rollout.action, rollout.extras, value, advantage, target, weight))
@@ -420,10 +428,12 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
             else jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), tree)
         )
 
-    def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, optim.Metrics]:
+    def learn(
+        learner: Learner, batch: Batch, context: UpdateContext
+    ) -> tuple[Learner, optim.Metrics]:
         """Epochs of minibatch gradient steps."""
-        hp = now.hp  # [E, M, B]
-        minibatches = now.minibatches(args.num_epochs, args.num_minibatches)
+        hparams = context.hparams  # [E, M, B]
+        minibatches = context.minibatches(args.num_epochs, args.num_minibatches)
 
         def step(carry, indices):
             params, opt_state = carry
@@ -431,8 +441,8 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
                 batch if args.num_minibatches == 1 else jax.tree.map(lambda x: x[:, indices], batch)
             )
             # Over all devices
-            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hp)
-            params, opt_state = optim.adam_step(params, grads, opt_state, hp)
+            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hparams)
+            params, opt_state = optim.adam_step(params, grads, opt_state, hparams)
             return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
 
         start = learner.params, learner.opt_state
@@ -442,19 +452,19 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
             (params, opt_state), metrics = optim.run_epochs(step, start, minibatches)
         # KL after the update, on the first minibatch of the last epoch; XLA drops the unused rest
         # of the loss
-        after = loss_of(params, jax.tree.map(lambda x: x[:, minibatches[-1, 0]], batch), hp)[1]
+        after = loss_of(params, jax.tree.map(lambda x: x[:, minibatches[-1, 0]], batch), hparams)[1]
         kl = optim.mean_over_devices(after["policy/approx_kl"])
         learner = learner.replace(
-            params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hp)
+            params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hparams)
         )
         return learner, metrics | {"policy/approx_kl": kl}
 
-    def loss_of(params: Any, batch: Batch, hp: Flags) -> tuple[jax.Array, optim.Metrics]:
+    def loss_of(params: Any, batch: Batch, hparams: HParams) -> tuple[jax.Array, optim.Metrics]:
         """The loss of a minibatch [B, ...], and metrics."""
         policy, value, _ = network.apply(
             params, batch.obs, batch.first, jax.tree.map(lambda x: x[0], batch.memory)
         )
-        return loss(policy, value, batch, hp)
+        return loss(policy, value, batch, hparams)
 
     def step_network(learner: Learner, obs: jax.Array, first: jax.Array, memory: Memory):
         """Policy and value, in the network's units, for raw observations [N, ...], and the memory
@@ -474,19 +484,19 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
     def with_values(memory: Memory) -> Memory:
         return memory if args.share_torso else memory._replace(value=memory.policy)
 
-    def init(key: jax.Array, hp: Flags) -> Learner:
+    def init(key: jax.Array, hparams: HParams) -> Learner:
         params = network.init(
             key, env.example_obs(1, 1), jnp.ones((1, 1), bool), with_values(new_memory(1))
         )
         return Learner(
             params=params,
-            opt_state=optim.adam_init(params, hp),
+            opt_state=optim.adam_init(params, hparams),
             obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
             return_stats=nets.running_stats((), on=args.normalize_returns),
         )
 
     def act(
-        learner: Learner, seen: Seen, memory: Memory, key: jax.Array | None = None
+        learner: Learner, seen: PolicyInput, memory: Memory, key: jax.Array | None = None
     ) -> tuple[jax.Array, Memory]:
         """Actions [B, ...] for what is seen [B, ...], sampled with a key, else the most likely
         ones; and the memory.

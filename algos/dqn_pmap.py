@@ -129,7 +129,16 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from pmaprl.algorithm import EnvSpec, Flags, Now, OffPolicy, Transition, nets, optim, run_algorithm
+from pmaprl.algorithm import (
+    EnvSpec,
+    HParams,
+    OffPolicy,
+    Transition,
+    UpdateContext,
+    nets,
+    optim,
+    run_algorithm,
+)
 
 # --------------------------------------------------------------------------------------------------
 # networks
@@ -183,7 +192,7 @@ def num_outputs(args: Args) -> int:
 def q_values(output: jax.Array, args: Args) -> jax.Array:
     """Mean returns [...] of what the network has for actions, [..., Z]."""
     if args.distribution == "c51":
-        return nets.Returns.of(output, args.v_min, args.v_max).mean()
+        return nets.ValueDistribution.of(output, args.v_min, args.v_max).mean()
     return jnp.mean(output, axis=-1)
 
 
@@ -194,7 +203,9 @@ def loss(
     follows, [B, Z].
     """
     if args.distribution == "c51":
-        q, next_q = (nets.Returns.of(x, args.v_min, args.v_max) for x in (output, next_output))
+        q, next_q = (
+            nets.ValueDistribution.of(x, args.v_min, args.v_max) for x in (output, next_output)
+        )
         return q.error(next_q.replace(atoms=reward[:, None] + discount[:, None] * next_q.atoms))
     target = reward[:, None] + discount[:, None] * next_output
     if args.distribution == "qr":
@@ -208,7 +219,7 @@ def outside(
     """Share [B] of the returns that c51 learns from which is beyond --v-min .. --v-max, with
     arguments of `loss`.
     """
-    following = nets.Returns.of(next_output, args.v_min, args.v_max)
+    following = nets.ValueDistribution.of(next_output, args.v_min, args.v_max)
     return following.replace(atoms=reward[:, None] + discount[:, None] * following.atoms).outside()
 
 
@@ -238,34 +249,38 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
         """Actions [N] of a step, the best ones or, in the share `epsilon`, random ones."""
         return policy_of(learner, obs, learner.epsilon).sample(noise)
 
-    def update(learner: Learner, batch: Transition, now: Now) -> tuple[Learner, optim.Metrics]:
+    def update(
+        learner: Learner, batch: Transition, context: UpdateContext
+    ) -> tuple[Learner, optim.Metrics]:
         """One gradient step of the Q network and, where it is due, one of the target network."""
         obs, next_obs = (nets.normalize(learner.obs_stats, x) for x in (batch.obs, batch.next_obs))
         batch = batch._replace(obs=obs, next_obs=next_obs)
         grads, metrics = optim.mean_gradients(loss_of)(
-            learner.params, learner.target_params, batch, now.hp
+            learner.params, learner.target_params, batch, context.hparams
         )
-        params, opt_state = optim.adam_step(learner.params, grads, learner.opt_state, now.hp)
-        tau = jnp.where(now.updates % args.target_frequency == 0, now.hp.tau, 0.0)
+        params, opt_state = optim.adam_step(
+            learner.params, grads, learner.opt_state, context.hparams
+        )
+        tau = jnp.where(context.updates % args.target_frequency == 0, context.hparams.tau, 0.0)
         target_params = jax.tree.map(
             lambda old, new: (1 - tau) * old + tau * new, learner.target_params, params
         )
         learner = learner.replace(params=params, target_params=target_params, opt_state=opt_state)
-        return learner.replace(epsilon=now.hp.epsilon), metrics | {
+        return learner.replace(epsilon=context.hparams.epsilon), metrics | {
             "grad/norm": optim.global_norm(grads)
         }
 
     def loss_of(
-        params: Any, target_params: Any, batch: Transition, hp: Flags
+        params: Any, target_params: Any, batch: Transition, hparams: HParams
     ) -> tuple[jax.Array, optim.Metrics]:
         """The loss of a batch, and metrics. Targets come from `target_params`: no gradient goes
         through them.
         """
         output = of_action(network.apply(params, batch.obs), batch.action)  # [B, Z]
         next_output = network.apply(target_params, batch.next_obs)  # [B, n, Z]
-        chooses = network.apply(params, batch.next_obs) if args.double else next_output
-        next_action = nets.epsilon_greedy(q_values(chooses, args), 0.0, batch.next_obs).mode()
-        discount = hp.gamma if batch.discount is None else batch.discount
+        selector_q = network.apply(params, batch.next_obs) if args.double else next_output
+        next_action = nets.epsilon_greedy(q_values(selector_q, args), 0.0, batch.next_obs).mode()
+        discount = hparams.gamma if batch.discount is None else batch.discount
         discount = jnp.where(batch.terminated, 0.0, discount)
         following = of_action(next_output, next_action), batch.reward, discount, args
         value = jnp.mean(loss(output, *following))
@@ -290,12 +305,12 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
         """
         return learner.replace(obs_stats=nets.update_stats(learner.obs_stats, new.obs, valid))
 
-    def init(key: jax.Array, hp: Flags) -> Learner:
+    def init(key: jax.Array, hparams: HParams) -> Learner:
         params = network.init(key, env.example_obs(1))
         return Learner(
             params=params,
             target_params=params,
-            opt_state=optim.adam_init(params, hp),
+            opt_state=optim.adam_init(params, hparams),
             obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
             epsilon=optim.epsilon_after(args, 0),
         )

@@ -112,7 +112,16 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from pmaprl.algorithm import EnvSpec, Flags, Now, OnPolicy, Rollout, nets, optim, run_algorithm
+from pmaprl.algorithm import (
+    EnvSpec,
+    HParams,
+    OnPolicy,
+    Rollout,
+    UpdateContext,
+    nets,
+    optim,
+    run_algorithm,
+)
 
 # --------------------------------------------------------------------------------------------------
 # networks
@@ -196,7 +205,7 @@ def gae(
         advantage = delta + decay * advantage
         return advantage, advantage
 
-    return optim.light_scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
+    return optim.unrolled_scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
 
 
 def ratio_bounds(clip_eps: float, clip_mode: str) -> tuple[float, float]:
@@ -221,19 +230,19 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
 
 
 def loss(
-    policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags
+    policy: nets.Distribution, value: jax.Array, batch: Batch, hparams: HParams
 ) -> tuple[jax.Array, optim.Metrics]:
     """Policy, value and exploration losses of samples [B, ...] (Schulman et al. 2017, eq. 9), and
     metrics.
     """
-    policy = nets.only_components(policy, batch.own)
+    policy = nets.restrict_to(policy, batch.own)
     log_ratio = policy.log_prob(batch.action) - batch.log_prob
     ratio = jnp.exp(log_ratio)
     entropy = policy.entropy()
-    bounds = ratio_bounds(hp.clip_eps, hp.clip_mode)
-    clip_value = hp.clip_eps if hp.clip_vloss else None
-    symmetric_kl = hp.exploration_loss == "symmetric-kl"
-    metrics = optim.means(
+    bounds = ratio_bounds(hparams.clip_eps, hparams.clip_mode)
+    clip_value = hparams.clip_eps if hparams.clip_vloss else None
+    symmetric_kl = hparams.exploration_loss == "symmetric-kl"
+    metrics = optim.mean_each(
         {
             "loss/policy": policy_loss(ratio, batch.advantage, bounds),
             "loss/value": value_loss(value, batch.value, batch.target, clip_value),
@@ -245,8 +254,8 @@ def loss(
     )
     total = (
         metrics["loss/policy"]
-        + hp.vf_coef * metrics["loss/value"]
-        + hp.ent_coef * metrics["loss/exploration"]
+        + hparams.vf_coef * metrics["loss/value"]
+        + hparams.ent_coef * metrics["loss/exploration"]
     )
     return total, metrics | {"loss/total": total}
 
@@ -258,7 +267,7 @@ def loss(
 def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
     """PPO for `env` as pure functions of one agent on one device, which the driver calls.
 
-    `hp` has the flags `args` with schedules and sweeps applied; what decides shapes comes from
+    `hparams` has the flags `args` with schedules and sweeps applied; what decides shapes comes from
     `args`. Metrics are averaged over devices and over the log interval, unless their names end in
     _sum, _max, _min or _last.
     """
@@ -274,20 +283,24 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         policy = policy_of(learner, obs)
         return policy.sample(noise), policy
 
-    def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, optim.Metrics]:
+    def update(
+        learner: Learner, rollout: Rollout, context: UpdateContext
+    ) -> tuple[Learner, optim.Metrics]:
         """One iteration of PPO (algorithm 1), after the rollout [T, N, ...]: estimate advantages,
         learn.
 
         A `Rollout` has obs, action, extras, reward, terminated, truncated, next_obs and, after the
         last step, last.obs.
         """
-        batch, estimate_metrics = estimate(learner, rollout, now.hp)
+        batch, estimate_metrics = estimate(learner, rollout, context.hparams)
         learner, batch = nets.popart(learner, batch)
-        learner, learn_metrics = learn(learner, batch, now)
+        learner, learn_metrics = learn(learner, batch, context)
         learner = learner.replace(obs_stats=nets.update_stats(learner.obs_stats, rollout.obs))
         return learner, estimate_metrics | learn_metrics
 
-    def estimate(learner: Learner, rollout: Rollout, hp: Flags) -> tuple[Batch, optim.Metrics]:
+    def estimate(
+        learner: Learner, rollout: Rollout, hparams: HParams
+    ) -> tuple[Batch, optim.Metrics]:
         """Values, advantages and value targets of a rollout, in units of the rewards, flattened to
         [T * N, ...].
         """
@@ -295,11 +308,11 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         # At a truncation of the final observation
         next_value = rollout.next_values(value, partial(value_of, learner))
         ends = rollout.terminated, rollout.truncated
-        advantage = gae(rollout.reward, value, next_value, *ends, hp.gamma, hp.gae_lambda)
+        advantage = gae(rollout.reward, value, next_value, *ends, hparams.gamma, hparams.gae_lambda)
         batch = Batch(
             obs=nets.normalize(learner.obs_stats, rollout.obs),
             action=rollout.action,
-            log_prob=nets.only_components(rollout.extras, rollout.own).log_prob(rollout.action),
+            log_prob=nets.restrict_to(rollout.extras, rollout.own).log_prob(rollout.action),
             value=value,
             advantage=advantage,
             target=advantage + value,
@@ -308,41 +321,43 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)  # [T * N, ...]
         return batch, optim.value_metrics(batch.value, batch.target, batch.advantage)
 
-    def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, optim.Metrics]:
+    def learn(
+        learner: Learner, batch: Batch, context: UpdateContext
+    ) -> tuple[Learner, optim.Metrics]:
         """Epochs of minibatch gradient steps, none after the KL divergence of an epoch exceeds
         --target-kl.
         """
-        hp = now.hp  # [E, M, B]
-        minibatches = now.minibatches(args.update_epochs, args.num_minibatches)
-        advantage = optim.take(batch.advantage, minibatches)
+        hparams = context.hparams  # [E, M, B]
+        minibatches = context.minibatches(args.update_epochs, args.num_minibatches)
+        advantage = optim.gather_samples(batch.advantage, minibatches)
         advantage = optim.standardize(advantage, axis=-1) if args.norm_adv else advantage
 
         def step(carry, inputs):
             params, opt_state = carry
             indices, advantage = inputs
-            minibatch = optim.take(batch, indices)._replace(advantage=advantage)
+            minibatch = optim.gather_samples(batch, indices)._replace(advantage=advantage)
             # Over all devices
-            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hp)
-            params, opt_state = optim.adam_step(params, grads, opt_state, hp)
+            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hparams)
+            params, opt_state = optim.adam_step(params, grads, opt_state, hparams)
             return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
 
         start = learner.params, learner.opt_state
         (params, opt_state), metrics = optim.run_epochs(
-            step, start, (minibatches, advantage), hp.target_kl
+            step, start, (minibatches, advantage), hparams.target_kl
         )
         # KL after the update, on the first minibatch of the last epoch; XLA drops the unused rest
         # of the loss. It moves the learning rate, so it has to be the same on all devices here;
         # other metrics are averaged by the driver
-        after = loss_of(params, optim.take(batch, minibatches[-1, 0]), hp)[1]
+        after = loss_of(params, optim.gather_samples(batch, minibatches[-1, 0]), hparams)[1]
         kl = optim.mean_over_devices(after["policy/approx_kl"])
         learner = learner.replace(
-            params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hp)
+            params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hparams)
         )
         return learner, metrics | {"policy/approx_kl": kl}
 
-    def loss_of(params: Params, batch: Batch, hp: Flags) -> tuple[jax.Array, optim.Metrics]:
+    def loss_of(params: Params, batch: Batch, hparams: HParams) -> tuple[jax.Array, optim.Metrics]:
         """The loss of a minibatch [B, ...], and metrics."""
-        return loss(*outputs(params, batch.obs), batch, hp)
+        return loss(*outputs(params, batch.obs), batch, hparams)
 
     def policy_of(learner: Learner, obs: jax.Array) -> nets.Distribution:
         """The actor's distributions for raw observations."""
@@ -360,7 +375,7 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         policy, features = actor.apply(params.actor, obs)
         return policy, critic.apply(params.critic, features if args.share_torso else obs)
 
-    def init(key: jax.Array, hp: Flags) -> Learner:
+    def init(key: jax.Array, hparams: HParams) -> Learner:
         actor_key, critic_key = jax.random.split(key)
         obs = env.example_obs(1)
         (_, features), actor_params = actor.init_with_output(actor_key, obs)
@@ -369,7 +384,7 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         )
         return Learner(
             params=params,
-            opt_state=optim.adam_init(params, hp),
+            opt_state=optim.adam_init(params, hparams),
             obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
             return_stats=nets.running_stats((), on=args.normalize_returns),
         )

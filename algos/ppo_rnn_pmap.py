@@ -145,11 +145,11 @@ from flax import struct
 
 from pmaprl.algorithm import (
     EnvSpec,
-    Flags,
-    Now,
+    HParams,
     OnPolicy,
+    PolicyInput,
     Rollout,
-    Seen,
+    UpdateContext,
     at_start,
     flat_size,
     in_segments,
@@ -267,7 +267,7 @@ def gae(
         advantage = delta + decay * advantage
         return advantage, advantage
 
-    return optim.light_scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
+    return optim.unrolled_scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
 
 
 def ratio_bounds(clip_eps: float, clip_mode: str) -> tuple[float, float]:
@@ -292,7 +292,7 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
 
 
 def loss(
-    policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags
+    policy: nets.Distribution, value: jax.Array, batch: Batch, hparams: HParams
 ) -> tuple[jax.Array, optim.Metrics]:
     """Policy, value and exploration losses of sequences [K, B, ...] (Schulman et al. 2017, eq. 9),
     and metrics.
@@ -300,10 +300,10 @@ def loss(
     log_ratio = policy.log_prob(batch.action) - batch.log_prob
     ratio = jnp.exp(log_ratio)
     entropy = policy.entropy()
-    bounds = ratio_bounds(hp.clip_eps, hp.clip_mode)
-    clip_value = hp.clip_eps if hp.clip_vloss else None
-    symmetric_kl = hp.exploration_loss == "symmetric-kl"
-    metrics = optim.means(
+    bounds = ratio_bounds(hparams.clip_eps, hparams.clip_mode)
+    clip_value = hparams.clip_eps if hparams.clip_vloss else None
+    symmetric_kl = hparams.exploration_loss == "symmetric-kl"
+    metrics = optim.mean_each(
         {
             "loss/policy": policy_loss(ratio, batch.advantage, bounds),
             "loss/value": value_loss(value, batch.value, batch.target, clip_value),
@@ -315,8 +315,8 @@ def loss(
     )
     total = (
         metrics["loss/policy"]
-        + hp.vf_coef * metrics["loss/value"]
-        + hp.ent_coef * metrics["loss/exploration"]
+        + hparams.vf_coef * metrics["loss/value"]
+        + hparams.ent_coef * metrics["loss/exploration"]
     )
     return total, metrics | {
         "loss/total": total,
@@ -334,7 +334,7 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
     critic = Critic(args, env)
 
     def explore(
-        learner: Learner, seen: Seen, memory: Memory, noise: jax.Array
+        learner: Learner, seen: PolicyInput, memory: Memory, noise: jax.Array
     ) -> tuple[jax.Array, Extras, Memory]:
         """Actions [N, ...] of a step of the rollout, what it keeps of it, and the memory after
         it.
@@ -344,26 +344,33 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         memory = memory._replace(action=nets.encode_action(action, env.action_space))
         return action, Extras(policy, value, memory), memory
 
-    def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, optim.Metrics]:
+    def update(
+        learner: Learner, rollout: Rollout, context: UpdateContext
+    ) -> tuple[Learner, optim.Metrics]:
         """One iteration of PPO (algorithm 1), after the rollout: estimate advantages, learn."""
-        batch, estimate_metrics = estimate(learner, rollout, now.hp)
+        batch, estimate_metrics = estimate(learner, rollout, context.hparams)
         learner, batch = nets.popart(learner, batch)
-        learner, learn_metrics = learn(learner, batch, now)
+        learner, learn_metrics = learn(learner, batch, context)
         learner = learner.replace(obs_stats=nets.update_stats(learner.obs_stats, rollout.obs))
         return learner, estimate_metrics | learn_metrics
 
-    def estimate(learner: Learner, rollout: Rollout, hp: Flags) -> tuple[Batch, optim.Metrics]:
+    def estimate(
+        learner: Learner, rollout: Rollout, hparams: HParams
+    ) -> tuple[Batch, optim.Metrics]:
         """Advantages and value targets of a rollout, in units of the rewards, in segments [K, S, N,
         ...].
         """
         policy, value, memory = rollout.extras
         last = rollout.last, jax.tree.map(lambda x: x[-1], memory)
-        final = Seen(rollout.final_obs, jnp.zeros_like(rollout.terminated), rollout.reward), memory
+        final = (
+            PolicyInput(rollout.final_obs, jnp.zeros_like(rollout.terminated), rollout.reward),
+            memory,
+        )
         next_value = rollout.next_values(
             value, lambda x: step_networks(learner, *x)[1], last, final
         )
         ends = rollout.terminated, rollout.truncated
-        advantage = gae(rollout.reward, value, next_value, *ends, hp.gamma, hp.gae_lambda)
+        advantage = gae(rollout.reward, value, next_value, *ends, hparams.gamma, hparams.gae_lambda)
 
         memory_before = jax.tree.map(
             lambda x, after: jnp.concatenate([x[None], after[:-1]]), rollout.memory, memory
@@ -380,12 +387,14 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         metrics = optim.value_metrics(value, batch.target, advantage)
         return in_segments(batch, args.num_steps // args.sequence_length), metrics
 
-    def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, optim.Metrics]:
+    def learn(
+        learner: Learner, batch: Batch, context: UpdateContext
+    ) -> tuple[Learner, optim.Metrics]:
         """Epochs of minibatch gradient steps, none after the KL divergence of an epoch exceeds
         --target-kl.
         """
-        hp = now.hp
-        minibatches = now.minibatches(args.update_epochs, args.num_minibatches)
+        hparams = context.hparams
+        minibatches = context.minibatches(args.update_epochs, args.num_minibatches)
         # [E, M, B] environments, each with all its steps
         # [E, M, K, S, B]
         advantage = jnp.moveaxis(batch.advantage[..., minibatches], (2, 3), (0, 1))
@@ -398,32 +407,34 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
                 jax.tree.map(lambda x: x[:, :, envs], batch)._replace(advantage=advantage)
             )
             # Over all devices
-            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hp)
-            params, opt_state = optim.adam_step(params, grads, opt_state, hp)
+            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hparams)
+            params, opt_state = optim.adam_step(params, grads, opt_state, hparams)
             return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
 
         start = learner.params, learner.opt_state
         (params, opt_state), metrics = optim.run_epochs(
-            step, start, (minibatches, advantage), hp.target_kl
+            step, start, (minibatches, advantage), hparams.target_kl
         )
         # KL after the update, on the first minibatch of the last epoch; XLA drops the unused rest
         # of the loss
         after = loss_of(
-            params, side_by_side(jax.tree.map(lambda x: x[:, :, minibatches[-1, 0]], batch)), hp
+            params,
+            side_by_side(jax.tree.map(lambda x: x[:, :, minibatches[-1, 0]], batch)),
+            hparams,
         )[1]
         kl = optim.mean_over_devices(after["policy/approx_kl"])
         learner = learner.replace(
-            params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hp)
+            params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hparams)
         )
         return learner, metrics | {"policy/approx_kl": kl}
 
-    def loss_of(params: Params, batch: Batch, hp: Flags) -> tuple[jax.Array, optim.Metrics]:
+    def loss_of(params: Params, batch: Batch, hparams: HParams) -> tuple[jax.Array, optim.Metrics]:
         """The loss of a minibatch [K, B, ...], and metrics."""
         policy, value, _ = outputs(params, batch.inputs, jax.tree.map(lambda x: x[0], batch.memory))
-        return loss(policy, value, batch, hp)
+        return loss(policy, value, batch, hparams)
 
     def step_networks(
-        learner: Learner, seen: Seen, memory: Memory
+        learner: Learner, seen: PolicyInput, memory: Memory
     ) -> tuple[nets.Distribution, jax.Array, Memory]:
         """Policy and value [N], in units of the rewards, for what is seen now, and the memory after
         it.
@@ -444,7 +455,7 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         )
         return policy, value, {"actor": actor_memory, "critic": critic_memory}
 
-    def inputs_of(learner: Learner, seen: Seen, memory: Memory) -> nets.Inputs:
+    def inputs_of(learner: Learner, seen: PolicyInput, memory: Memory) -> nets.Inputs:
         """What the networks take where this is seen, [..., N]."""
         return nets.Inputs.of(seen, memory.action, nets.normalize(learner.obs_stats, seen.obs))
 
@@ -456,7 +467,7 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
     def with_critic(memory: Memory) -> Memory:
         return memory if args.share_torso else memory._replace(critic=memory.actor)
 
-    def init(key: jax.Array, hp: Flags) -> Learner:
+    def init(key: jax.Array, hparams: HParams) -> Learner:
         actor_key, critic_key = jax.random.split(key)
         obs = env.example_obs(1)
         memory = new_memory(1)
@@ -468,13 +479,13 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         )
         return Learner(
             params=params,
-            opt_state=optim.adam_init(params, hp),
+            opt_state=optim.adam_init(params, hparams),
             obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
             return_stats=nets.running_stats((), on=args.normalize_returns),
         )
 
     def act(
-        learner: Learner, seen: Seen, memory: Memory, key: jax.Array | None = None
+        learner: Learner, seen: PolicyInput, memory: Memory, key: jax.Array | None = None
     ) -> tuple[jax.Array, Memory]:
         """Actions [B, ...] for what is seen [B, ...], sampled with a key, else the most likely
         ones; and the memory.

@@ -125,11 +125,11 @@ from flax import struct
 
 from pmaprl.algorithm import (
     EnvSpec,
-    Flags,
-    Now,
+    HParams,
     OnPolicy,
+    PolicyInput,
     Rollout,
-    Seen,
+    UpdateContext,
     nets,
     optim,
     run_algorithm,
@@ -211,7 +211,7 @@ def q_lambda_returns(
         total = reward + gamma * jnp.where(terminated, 0.0, following)
         return total, total
 
-    return optim.light_scan(
+    return optim.unrolled_scan(
         backward, next_value[-1], (reward, next_value, terminated, truncated), reverse=True
     )[1]
 
@@ -243,7 +243,7 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
     network = QNetwork(args, env)
 
     def explore(
-        learner: Learner, seen: Seen, memory: Any, noise: jax.Array
+        learner: Learner, seen: PolicyInput, memory: Any, noise: jax.Array
     ) -> tuple[jax.Array, Extras, Any]:
         """Epsilon-greedy actions [N] of a step of the rollout, what it keeps of it, and the memory
         after it.
@@ -252,16 +252,18 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
         action = nets.epsilon_greedy(q, learner.epsilon, seen.obs).sample(noise)
         return action, Extras(jnp.max(q, axis=-1), memory), memory
 
-    def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, optim.Metrics]:
+    def update(
+        learner: Learner, rollout: Rollout, context: UpdateContext
+    ) -> tuple[Learner, optim.Metrics]:
         """One iteration of PQN (algorithm 1), after the rollout [T, N, ...]: compute returns,
         learn.
         """
-        batch = estimate(learner, rollout, now.hp)
-        learner, metrics = learn(learner, batch, now)
+        batch = estimate(learner, rollout, context.hparams)
+        learner, metrics = learn(learner, batch, context)
         obs_stats = nets.update_stats(learner.obs_stats, rollout.obs)
-        return learner.replace(obs_stats=obs_stats, epsilon=now.hp.epsilon), metrics
+        return learner.replace(obs_stats=obs_stats, epsilon=context.hparams.epsilon), metrics
 
-    def estimate(learner: Learner, rollout: Rollout, hp: Flags) -> Batch:
+    def estimate(learner: Learner, rollout: Rollout, hparams: HParams) -> Batch:
         """The Q(lambda) returns of a rollout, in scaled rewards, and what else to learn from, as
         samples.
         """
@@ -275,7 +277,11 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
             rollout.truncated,
         )
         target = q_lambda_returns(
-            hp.reward_scale * rollout.reward, next_value, *ends, hp.gamma, hp.q_lambda
+            hparams.reward_scale * rollout.reward,
+            next_value,
+            *ends,
+            hparams.gamma,
+            hparams.q_lambda,
         )
         obs = nets.normalize(learner.obs_stats, rollout.obs)
         memory = jax.tree.map(lambda x: x[None], rollout.memory)
@@ -288,16 +294,18 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
             else jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
         )
 
-    def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, optim.Metrics]:
+    def learn(
+        learner: Learner, batch: Batch, context: UpdateContext
+    ) -> tuple[Learner, optim.Metrics]:
         """Epochs of minibatch gradient steps."""
         # [E, M, B] samples or sequences
-        minibatches = now.minibatches(args.update_epochs, args.num_minibatches)
+        minibatches = context.minibatches(args.update_epochs, args.num_minibatches)
 
         def step(carry, indices):
             params, opt_state = carry
             minibatch = jax.tree.map(lambda x: x[:, indices], batch)
             grads, metrics = optim.mean_gradients(loss_of)(params, minibatch)  # over all devices
-            params, opt_state = optim.adam_step(params, grads, opt_state, now.hp)
+            params, opt_state = optim.adam_step(params, grads, opt_state, context.hparams)
             return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
 
         (params, opt_state), metrics = optim.run_epochs(
@@ -327,17 +335,17 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
         """Of `count` environments whose episodes begin."""
         return nets.initial_memory(args.rnn, args.rnn_size, args.rnn_layers, count)
 
-    def init(key: jax.Array, hp: Flags) -> Learner:
+    def init(key: jax.Array, hparams: HParams) -> Learner:
         params = network.init(key, env.example_obs(1, 1), jnp.ones((1, 1), bool), new_memory(1))
         return Learner(
             params=params,
-            opt_state=optim.adam_init(params, hp),
+            opt_state=optim.adam_init(params, hparams),
             obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
             epsilon=optim.epsilon_after(args, 0),
         )
 
     def act(
-        learner: Learner, seen: Seen, memory: Any, key: jax.Array | None = None
+        learner: Learner, seen: PolicyInput, memory: Any, key: jax.Array | None = None
     ) -> tuple[jax.Array, Any]:
         """Actions [B] for what is seen [B, ...], with a key epsilon-greedy, else the best ones; and
         the memory.

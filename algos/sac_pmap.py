@@ -137,11 +137,11 @@ from flax import struct
 from pmaprl.algorithm import (
     Discrete,
     EnvSpec,
-    Flags,
-    Now,
+    HParams,
     OffPolicy,
     Space,
     Transition,
+    UpdateContext,
     nets,
     optim,
     run_algorithm,
@@ -187,7 +187,7 @@ class QFunction(nn.Module):
     @nn.compact
     def __call__(
         self, obs: jax.Array, action: jax.Array | None = None, train: bool = False
-    ) -> nets.Returns:
+    ) -> nets.ValueDistribution:
         args = self.args
         layer = {"dtype": self.args.dtype}
         widths = args.critic_hidden_sizes or args.hidden_sizes
@@ -202,7 +202,7 @@ class QFunction(nn.Module):
             outputs = nn.Dense(args.critic_bins)(
                 layers(jnp.concatenate([x, action], axis=-1), train)
             )
-        return nets.Returns.of(outputs, -args.critic_limit, args.critic_limit)
+        return nets.ValueDistribution.of(outputs, -args.critic_limit, args.critic_limit)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -244,13 +244,15 @@ def td_target(reward, terminated, next_q, next_entropy, alpha, gamma: float) -> 
 
 
 def adam(
-    learning_rate: float | jax.Array, hp: Flags, weight_decay: float = 0.0
+    learning_rate: float | jax.Array, hparams: HParams, weight_decay: float = 0.0
 ) -> optax.GradientTransformation:
-    """The optimizer (Kingma & Ba 2015), with the averages that `hp` says; AdamW where networks have
-    a weight decay.
+    """The optimizer (Kingma & Ba 2015), with the averages that `hparams` says; AdamW where networks
+    have a weight decay.
     """
-    decay = {"weight_decay": weight_decay} if hp.weight_decay else {}
-    return (optax.adamw if decay else optax.adam)(learning_rate, hp.adam_b1, hp.adam_b2, **decay)
+    decay = {"weight_decay": weight_decay} if hparams.weight_decay else {}
+    return (optax.adamw if decay else optax.adam)(
+        learning_rate, hparams.adam_b1, hparams.adam_b2, **decay
+    )
 
 
 def target_entropy(space: Space, scale: float | None) -> float:
@@ -294,7 +296,9 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         """Actions [N, ...] as the replay buffer keeps them, within -1 .. 1."""
         return policy_of(learner, obs).sample(noise)
 
-    def update(learner: Learner, batch: Transition, now: Now) -> tuple[Learner, optim.Metrics]:
+    def update(
+        learner: Learner, batch: Transition, context: UpdateContext
+    ) -> tuple[Learner, optim.Metrics]:
         """One step of both Q functions, of their targets, and, when it is due, of policy and
         temperature.
         """
@@ -303,43 +307,43 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         batch = batch._replace(obs=obs, next_obs=next_obs, reward=reward)
         # Expectations over all actions need no noise
         next_noise, noise = (
-            None if discrete else optim.noise_like(keys, batch.action) for keys in now.keys
+            None if discrete else optim.noise_like(keys, batch.action) for keys in context.keys
         )
-        learner, metrics = update_critics(learner, batch, next_noise, now.hp)
+        learner, metrics = update_critics(learner, batch, next_noise, context.hparams)
         if args.target_networks:
             params = learner.params
-            tau = jnp.where(now.updates % args.target_frequency == 0, now.hp.tau, 0.0)
+            tau = jnp.where(context.updates % args.target_frequency == 0, context.hparams.tau, 0.0)
             targets = jax.tree.map(
                 lambda old, new: old + tau * (new - old), params.targets, params.critics
             )
             learner = learner.replace(params=params._replace(targets=targets))
-        due = now.updates % args.policy_frequency == 0
-        learner, policy_metrics = optim.when(
-            due, lambda learner: update_policy(learner, batch, noise, now.hp), learner
+        due = context.updates % args.policy_frequency == 0
+        learner, policy_metrics = optim.update_if(
+            due, lambda learner: update_policy(learner, batch, noise, context.hparams), learner
         )
         return learner, metrics | policy_metrics
 
     def update_critics(
-        learner: Learner, batch: Transition, noise: jax.Array, hp: Flags
+        learner: Learner, batch: Transition, noise: jax.Array, hparams: HParams
     ) -> tuple[Learner, dict]:
         """One gradient step of both Q functions."""
         params = learner.params
         opt_states = learner.opt_states
-        alpha = temperature(learner, hp)
+        alpha = temperature(learner, hparams)
         next_policy = actor.apply(params.actor, batch.next_obs)
-        next_action, next_entropy = drawn(next_policy, noise)
+        next_action, next_entropy = sample_action(next_policy, noise)
         pairs = (batch.obs, batch.action), (batch.next_obs, next_action)
-        next_q = smaller(
-            nets.apply_to_both(critics, params.targets or params.critics, *pairs)[1], next_policy
+        next_q = min_q(
+            nets.joint_forward(critics, params.targets or params.critics, *pairs)[1], next_policy
         )
         # [K, B]
         atoms = td_target(
-            batch.reward, batch.terminated, next_q.atoms.T, next_entropy, alpha, hp.gamma
+            batch.reward, batch.terminated, next_q.atoms.T, next_entropy, alpha, hparams.gamma
         )
         target = next_q.replace(atoms=atoms.T)
 
         def loss(variables):
-            q, _, stats = nets.apply_to_both(critics, variables, *pairs)
+            q, _, stats = nets.joint_forward(critics, variables, *pairs)
             q = q.of_actions(batch.action) if discrete else q
             losses = jnp.mean(q.error(target), axis=-1)  # [2]
             means = jnp.mean(q.mean(), axis=-1)
@@ -356,7 +360,11 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
                 stats,
             )
 
-        optimizer = adam(hp.q_lr, hp, args.weight_decay), opt_states.critics, args.weight_norm
+        optimizer = (
+            adam(hparams.q_lr, hparams, args.weight_decay),
+            opt_states.critics,
+            args.weight_norm,
+        )
         new, opt_state, metrics, norm = optim.gradient_step(loss, params.critics, *optimizer)
         params = params._replace(critics=new)
         opt_states = opt_states._replace(critics=opt_state)
@@ -365,13 +373,13 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         }
 
     def update_policy(
-        learner: Learner, batch: Transition, noise: jax.Array, hp: Flags
+        learner: Learner, batch: Transition, noise: jax.Array, hparams: HParams
     ) -> tuple[Learner, dict]:
         """One gradient step of the policy and, with --autotune, of the temperature."""
         params = learner.params
         opt_states = learner.opt_states
-        alpha = temperature(learner, hp)
-        target = target_entropy(env.action_space, hp.target_entropy_scale)
+        alpha = temperature(learner, hparams)
+        target = target_entropy(env.action_space, hparams.target_entropy_scale)
         # With a mask: the same share of the largest possible entropy
         legal = nets.legal_actions(batch.obs)
         scale = target / math.log(env.action_space.n) if discrete else 1.0
@@ -383,22 +391,26 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
 
         def loss(variables):
             policy, stats = actor.apply(variables, batch.obs, train=True, mutable="batch_stats")
-            action, entropy = drawn(policy, noise)
-            q = smaller(critics.apply(params.critics, batch.obs, action), policy).mean()
+            action, entropy = sample_action(policy, noise)
+            q = min_q(critics.apply(params.critics, batch.obs, action), policy).mean()
             value = -jnp.mean(q + alpha * entropy)
             return value, (
                 {"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | masked,
                 stats,
             )
 
-        optimizer = adam(hp.policy_lr, hp, args.weight_decay), opt_states.actor, args.weight_norm
+        optimizer = (
+            adam(hparams.policy_lr, hparams, args.weight_decay),
+            opt_states.actor,
+            args.weight_norm,
+        )
         new, opt_state, metrics, norm = optim.gradient_step(loss, params.actor, *optimizer)
         params = params._replace(actor=new)
         opt_states = opt_states._replace(actor=opt_state)
         # The gradient of log_alpha * (entropy - target), with the entropy over all devices
         if args.autotune:
             gradient = metrics["policy/entropy"] - metrics.get("policy/target_entropy", target)
-            change, alpha_state = adam(hp.q_lr, hp).update(
+            change, alpha_state = adam(hparams.q_lr, hparams).update(
                 gradient, opt_states.log_alpha, params.log_alpha
             )
             params = params._replace(log_alpha=params.log_alpha + change)
@@ -406,10 +418,10 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         metrics |= {"policy/alpha": alpha, "grad/policy_norm": norm}
         return learner.replace(params=params, opt_states=opt_states), metrics
 
-    def temperature(learner: Learner, hp: Flags) -> jax.Array:
-        return jnp.exp(learner.params.log_alpha) if args.autotune else jnp.float32(hp.alpha)
+    def temperature(learner: Learner, hparams: HParams) -> jax.Array:
+        return jnp.exp(learner.params.log_alpha) if args.autotune else jnp.float32(hparams.alpha)
 
-    def drawn(policy: Any, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def sample_action(policy: Any, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Actions [B, ...] and the policy's entropy [B] in expectation. Discrete Q functions are of
         all actions.
         """
@@ -418,7 +430,7 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         action, log_prob = policy.sample_with_log_prob(noise)
         return action, -log_prob
 
-    def smaller(q: nets.Returns, policy: Any) -> nets.Returns:
+    def min_q(q: nets.ValueDistribution, policy: Any) -> nets.ValueDistribution:
         """The smaller of both Q functions [2, B, ...] in expectation over discrete actions, [B]."""
         return q.smallest().expected(jax.nn.softmax(policy.logits)) if discrete else q.smallest()
 
@@ -434,7 +446,7 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         return_stats = nets.update_stats(learner.return_stats, new.discounted, valid)
         return learner.replace(obs_stats=obs_stats, return_stats=return_stats)
 
-    def init(key: jax.Array, hp: Flags) -> Learner:
+    def init(key: jax.Array, hparams: HParams) -> Learner:
         obs = env.example_obs(1)
         action = nets.empty_action(env.action_space)[None]
         actor_key, critics_key = jax.random.split(key)
@@ -444,11 +456,13 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
             actor=policy,
             critics=q,
             targets=q if args.target_networks else None,
-            log_alpha=jnp.log(jnp.float32(hp.alpha)),
+            log_alpha=jnp.log(jnp.float32(hparams.alpha)),
         )
         return Learner(
             params=params,
-            opt_states=OptStates(*map(adam(hp.q_lr, hp).init, (policy, q, params.log_alpha))),
+            opt_states=OptStates(
+                *map(adam(hparams.q_lr, hparams).init, (policy, q, params.log_alpha))
+            ),
             obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
             return_stats=nets.running_stats((), on=args.normalize_rewards),
         )

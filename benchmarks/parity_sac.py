@@ -22,11 +22,11 @@ import numpy as np
 
 from algos import sac_pmap
 from benchmarks.peers.__main__ import TRAINERS, install, packages_for, python_of
-from pmaprl.algorithm import Now, Transition, optim
+from pmaprl.algorithm import Transition, UpdateContext, optim
 from pmaprl.cli.checks import check_flags
 from pmaprl.cli.command import main, parse
 from pmaprl.cli.errors import TrainingError
-from pmaprl.device.optim import hp_of
+from pmaprl.device.optim import hparams_of
 from pmaprl.device.sharding import AXIS
 from pmaprl.envs.spaces import Box, EnvSpec
 from pmaprl.nets.normalizers import running_stats
@@ -67,9 +67,9 @@ def ours(recipe: str) -> tuple[dict, dict, dict]:
             action_space=action_space,
         ),
     )
-    hp = hp_of(args)
+    hparams = hparams_of(args)
     rng = np.random.default_rng(0)
-    learner = algorithm.init(jax.random.key(0), hp)
+    learner = algorithm.init(jax.random.key(0), hparams)
     obs, next_obs = rng.normal(size=(2, BATCH, OBS)).astype(np.float32)  # as environments give them
     action = rng.uniform(-1, 1, (BATCH, ACTIONS))
     reward = rng.normal(size=BATCH)
@@ -83,7 +83,8 @@ def ours(recipe: str) -> tuple[dict, dict, dict]:
     unit = running_stats(()).replace(count=jnp.uint32(1), m2=jnp.asarray(1 - 1e-8))
     learner = learner.replace(return_stats=learner.return_stats and unit)
     update = jax.pmap(
-        lambda x: algorithm.update(x, batch, Now(hp, jnp.int32(1), keys=keys))[0], axis_name=AXIS
+        lambda x: algorithm.update(x, batch, UpdateContext(hparams, jnp.int32(1), keys=keys))[0],
+        axis_name=AXIS,
     )
     learner = jax.tree.map(
         lambda x: x.astype(float) if jnp.issubdtype(x.dtype, jnp.floating) else x, learner

@@ -35,7 +35,7 @@ KEEP = 3  # one of so many candidates goes on, for so many times as long
 SEEN = 2_000  # the first seed of those that the search sees, and that it does not
 UNSEEN = 1_000
 TODAY = "the flags of today"
-Flags = dict[str, Any]
+HParams = dict[str, Any]
 
 
 @dataclass(kw_only=True)
@@ -91,7 +91,7 @@ def tune(args: Args) -> None:
     conclude(args, candidates[0])
 
 
-def draw(args: Args) -> list[Flags]:
+def draw(args: Args) -> list[HParams]:
     """The candidates: the flags of today, {}, and others of the space. Raises UsageError where
     there is no space.
     """
@@ -135,7 +135,7 @@ def _value(random: np.random.Generator, kind: Any) -> Any:
     return float(f"{math.exp(random.uniform(math.log(kind['low']), math.log(kind['high']))):.1e}")
 
 
-def jobs_of(args: Args, env: str, flags: Flags, steps: int, seeds: range) -> list[Job]:
+def jobs_of(args: Args, env: str, flags: HParams, steps: int, seeds: range) -> list[Job]:
     """The runs of a candidate; those of today take what was tuned before."""
     interval = max(steps // EVALUATIONS, 1)
     sizes = {"total_timesteps": steps, "eval_interval": interval, "checkpoint_interval": interval}
@@ -143,7 +143,7 @@ def jobs_of(args: Args, env: str, flags: Flags, steps: int, seeds: range) -> lis
     return jobs_over(seeds, args.algo, env, sizes, Path(args.folder))
 
 
-def returns_of_all(args: Args, candidates: list[Flags], steps: int) -> np.ndarray:
+def returns_of_all(args: Args, candidates: list[HParams], steps: int) -> np.ndarray:
     """What candidates earn [environments, candidates], mean over seeds; NaN where one has failed.
 
     Raises TrainingError where all have.
@@ -193,7 +193,7 @@ def returns_of(jobs: list[Job]) -> np.ndarray:
     )
 
 
-def conclude(args: Args, best: Flags) -> None:
+def conclude(args: Args, best: HParams) -> None:
     """Compare with the flags of today on unseen seeds, and print the entry where it is better."""
     if not best:
         print("nothing better than the flags of today was found")

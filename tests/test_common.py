@@ -24,18 +24,18 @@ from pmaprl.cli.errors import TrainingError, UsageError
 from pmaprl.cli.files import replacing
 from pmaprl.device.devices import choose_devices, choose_roles
 from pmaprl.device.evaluation import Episodes, episode_keys, run_episodes
-from pmaprl.device.optim import when
+from pmaprl.device.optim import update_if
 from pmaprl.device.programs import repeat_updates
 from pmaprl.device.statistics import (
     WINDOW,
-    Tally,
+    MetricSums,
     across_devices,
     count_episodes,
+    mean_metrics_over_devices,
     new_recent,
     new_tracker,
     over_steps,
     recent_metrics,
-    same_everywhere,
 )
 from pmaprl.envs.environment import DEFAULT_HORIZON, Step
 from pmaprl.envs.spaces import Box
@@ -45,8 +45,8 @@ from pmaprl.runs.checkpoints import Arrays, Checkpoints, sha256
 from pmaprl.runs.evaluator import MOST_PENDING, Evaluations
 from pmaprl.runs.metrics import jsonable
 from pmaprl.runs.recorder import Clock
-from pmaprl.runs.results import Score
-from pmaprl.runs.saving import Saver, Start
+from pmaprl.runs.results import EvaluationResult
+from pmaprl.runs.saving import InitialState, Saver
 
 T = 6
 N = 8
@@ -202,16 +202,18 @@ def counting_update(state):
     value = state.astype(jnp.float32)
     late = jnp.where(state >= 3, jnp.inf, 0.0)
     early = jnp.where(state == 1, jnp.nan, 0.0)
-    episodes = Tally.of({"episode/return": value, "episode/return_max": value})
+    episodes = MetricSums.of({"episode/return": value, "episode/return_max": value})
     metrics = {f"value{kind}": -value for kind in KINDS} | {
         "value": value,
         "late": late,
         "early": early,
     }
     odd = {"odd": value, "odd_max": -value, "odd_last": -value}
-    tally = Tally.of(metrics)
+    tally = MetricSums.of(metrics)
     for due, rare in ((state % 2 == 1, odd), (False, {"never": value, "never_max": value})):
-        tally |= Tally.of(when(jnp.bool_(due), lambda state, rare=rare: (state, rare), state)[1])
+        tally |= MetricSums.of(
+            update_if(jnp.bool_(due), lambda state, rare=rare: (state, rare), state)[1]
+        )
     return state + 1, tally, episodes
 
 
@@ -296,9 +298,13 @@ def test_metrics_are_those_of_the_samples_of_all_devices_and_of_all_steps_that_c
     assert {name: x.tolist() for name, x in metrics.items()} == {
         name: [x] * 4 for name, x in wanted.items()
     }
-    again = over_devices(lambda x: same_everywhere(jax.tree.map(lambda x: x[0], x)), 4, metrics)
+    again = over_devices(
+        lambda x: mean_metrics_over_devices(jax.tree.map(lambda x: x[0], x)), 4, metrics
+    )
     assert same_bits(again, metrics), "what is the same everywhere stays so"
-    own = over_devices(lambda x: same_everywhere({"x": x[0], "x_max": x[0]}), 4, np.arange(4.0))
+    own = over_devices(
+        lambda x: mean_metrics_over_devices({"x": x[0], "x_max": x[0]}), 4, np.arange(4.0)
+    )
     assert [x.tolist() for x in own.values()] == [[1.5] * 4, [3.0] * 4]
 
     steps = dict.fromkeys(("x", "x_sum", "x_max", "x_min", "x_last"), np.arange(8.0) - 5)
@@ -525,10 +531,10 @@ def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
     warnings = []
     run = SimpleNamespace(args=small_args(), clock=Clock(), is_game=False, total=1_000)
     run.console = SimpleNamespace(warn=warnings.append, say=lambda text: None)
-    run.saver = Saver(None, small_args(), Start())
+    run.saver = Saver(None, small_args(), InitialState())
     run.recorder = SimpleNamespace(add_evaluation=lambda step, metrics, moment: None)
     run.no_more_evaluations = lambda: bool(stops) and stops.pop(0)()
-    evaluations = Evaluations(run, Score(0, {}))
+    evaluations = Evaluations(run, EvaluationResult(0, {}))
     evaluations.beside = beside
     for step in range(1, MOST_PENDING + 1):
         evaluations.begin(step, None)
@@ -562,8 +568,8 @@ def test_an_evaluation_that_is_not_played_is_said_to_be_played_by_a_resume_where
     warnings = []
     run = SimpleNamespace(args=small_args(), clock=Clock(), total=100)
     run.console = SimpleNamespace(warn=warnings.append)
-    run.saver = Saver(None, small_args(), Start(step=saved))
-    evaluations = Evaluations(run, Score(0, {}))
+    run.saver = Saver(None, small_args(), InitialState(step=saved))
+    evaluations = Evaluations(run, EvaluationResult(0, {}))
     evaluations.beside = Beside()
     for step in pending:
         evaluations.begin(step, None)

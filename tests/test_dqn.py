@@ -12,13 +12,13 @@ from pmaprl.actors.batches import over_learners
 from pmaprl.actors.host_drivers import transitions_of
 from pmaprl.cli.errors import UsageError
 from pmaprl.device.agents import at_start
-from pmaprl.device.interface import Now, Transition
-from pmaprl.device.optim import hp_of
+from pmaprl.device.interface import Transition, UpdateContext
+from pmaprl.device.optim import hparams_of
 from pmaprl.device.replay import new_replay
 from pmaprl.device.sharding import AXIS
 from pmaprl.envs.environment import check_spaces, defaults_left_off
 from pmaprl.envs.registry import make
-from pmaprl.nets.returns import Returns
+from pmaprl.nets.returns import ValueDistribution
 
 
 def test_n_step_returns_end_with_the_episode_and_cross_the_ring_s_end():
@@ -114,7 +114,7 @@ def test_losses_are_those_of_the_papers(distribution, flags):
     size = 6
     algorithm = dqn.make_dqn(args, env.spec)
     network = dqn.QNetwork(args, env)
-    learner = algorithm.init(jax.random.key(0), hp_of(args))
+    learner = algorithm.init(jax.random.key(0), hparams_of(args))
     learner = learner.replace(
         target_params=jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape), learner.params)
     )
@@ -140,9 +140,9 @@ def test_losses_are_those_of_the_papers(distribution, flags):
     later_by_target = np.float64(network.apply(learner.target_params, next_obs))
     choosing = later if args.double else later_by_target
 
-    hp = hp_of(args, epsilon=0.3, tau=0.25)
+    hparams = hparams_of(args, epsilon=0.3, tau=0.25)
     for number, tau in ((args.target_frequency + 1, 0.0), (args.target_frequency, 0.25)):
-        now = Now(hp, jnp.int32(number))
+        now = UpdateContext(hparams, jnp.int32(number))
         updated = over_devices(
             lambda batch, now=now: algorithm.update(learner, batch, now), 1, batch
         )
@@ -203,7 +203,7 @@ def test_the_share_of_returns_beyond_the_atoms_of_c51_is_measured_and_warned_of_
 ):
     atoms = jnp.array([[-3.0, 0.0, 2.0, 2.1], [-2.0, -1.0, 1.0, 2.0]])
     logits = jnp.log(jnp.array([[0.1, 0.2, 0.3, 0.4]] * 2))
-    returns = Returns(atoms=atoms, logits=logits, low=-2.0, high=2.0)
+    returns = ValueDistribution(atoms=atoms, logits=logits, low=-2.0, high=2.0)
     np.testing.assert_allclose(returns.outside(), [0.5, 0.0], rtol=1e-6)
     flags = {
         "distribution": "c51",

@@ -75,7 +75,7 @@ def test_members_train_in_their_environments_and_are_evaluated_in_the_one_given(
     }
     args = small_args(env="Pendulum-v1", run_dir=str(tmp_path), **flags)
     result = ppo.train(args)
-    own = args.members.hyper[name]
+    own = args.members.member_values[name]
     assert len(set(own)) > 1, "else the test shows nothing"
     assert result.evaluation["eval/length_mean"] == [4.0] * 3
     assert metric_rows(tmp_path)[-1]["episode/length"] == own

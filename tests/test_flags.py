@@ -421,8 +421,8 @@ def program_of_members(
     args = make_args(algorithm, flags)
     driver = driver_of(args, make(args.env))
 
-    def learned(hyper):
-        return driver.update(driver.init(jnp.int32(0), hyper))[0].learner.params
+    def learned(member_values):
+        return driver.update(driver.init(jnp.int32(0), member_values))[0].learner.params
 
     traced, _, used = trace(learned, 2, {name: jnp.float32(0.5) for name in swept})
     return traced, {name for name, is_used in zip(sorted(swept), used, strict=True) if is_used}

@@ -88,14 +88,14 @@ def test_past_policies_are_kept_and_are_the_same_on_any_number_of_devices():
     alone, together = (to_host(run_updates(args, env, count, 5)[0]) for count in (1, 2))
     assert relative_difference(alone.learner.params, together.learner.params) < 1e-4
     # [P, ...], taken before updates 0, 2 and 4
-    kept = np.array(jax.tree.leaves(alone.run.past[0])[1])[0]
+    kept = np.array(jax.tree.leaves(alone.run.opponent_pool[0])[1])[0]
     assert [len(np.unique(kept[some], axis=0)) for some in ([0, 3, 7], [0, 1], [1, 2], [0, 2])] == [
         1,
         2,
         2,
         2,
     ]
-    newest = jax.tree.map(lambda x: x[:, 2], alone.run.past[0])
+    newest = jax.tree.map(lambda x: x[:, 2], alone.run.opponent_pool[0])
     assert relative_difference(newest, alone.learner.params.actor) > 1e-4, "an update came after it"
 
 
@@ -131,8 +131,9 @@ def test_runs_in_play_with_itself_are_evaluated_loaded_resumed_and_begun_from(
     begun = train("c", total_timesteps=32, init_from=str(whole.run_dir))
     stored = read(begun.run_dir / "checkpoints" / "32")
     # [S, P, ...]
-    past = [x for name, x in sorted(stored.items()) if name.startswith("run/past/0/")]
+    prefix = "run/opponent_pool/0/"
+    opponent_pool = [x for name, x in sorted(stored.items()) if name.startswith(prefix)]
     actors = jax.tree.leaves(whole.params.actor)
-    assert past and all(
-        (x == actor[:, None]).all() for x, actor in zip(past, actors, strict=True)
+    assert opponent_pool and all(
+        (x == actor[:, None]).all() for x, actor in zip(opponent_pool, actors, strict=True)
     ), "who begins there"

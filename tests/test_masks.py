@@ -35,7 +35,7 @@ from helpers import (
 from pmaprl.cli.errors import FailedEnvError, TrainingError
 from pmaprl.device.agents import at_start, with_memory
 from pmaprl.device.evaluation import play_episodes
-from pmaprl.device.optim import hp_of
+from pmaprl.device.optim import hparams_of
 from pmaprl.device.rollout import action_noise, reset_mid_episode
 from pmaprl.device.sharding import key_data
 from pmaprl.envs.custom import wrap
@@ -392,7 +392,7 @@ def test_critics_alone_see_what_is_privileged(module):
     env = wrap(Secretive())
     algorithm = module.make_algorithm(args, env.spec)
     agent = with_memory(algorithm)
-    learner = algorithm.init(jax.random.key(0), hp_of(args))
+    learner = algorithm.init(jax.random.key(0), hparams_of(args))
     # Critics begin at zero
     learner = learner.replace(params=jax.tree.map(lambda x: x + 0.1, learner.params))
     numbers = np.random.default_rng(0).normal(size=(3, 5, 2)).astype(np.float32)

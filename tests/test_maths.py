@@ -12,13 +12,19 @@ from helpers import make_env, over_devices, ppo, pqn, run_updates, small_args
 
 from pmaprl.device.agents import at_start
 from pmaprl.device.interface import Rollout
-from pmaprl.device.optim import AdamState, adapt_learning_rate, apply_schedules, hp_of, run_epochs
+from pmaprl.device.optim import (
+    AdamState,
+    adapt_learning_rate,
+    apply_schedules,
+    hparams_of,
+    run_epochs,
+)
 from pmaprl.device.rollout import action_noise
 from pmaprl.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from pmaprl.nets import QHead, epsilon_greedy
 from pmaprl.nets.distributions import Categoricals, Joint, Normal, PolicyHead, encode_action
 from pmaprl.nets.normalizers import rescale_output, running_stats
-from pmaprl.nets.returns import Returns, project
+from pmaprl.nets.returns import ValueDistribution, project
 from pmaprl.nets.torso import BatchNorm
 
 REWARD = [1, -0.5, 2, 0, 1]
@@ -137,8 +143,10 @@ def test_no_epoch_counts_after_one_that_moves_the_policy_too_far():
 
 def test_adapt_learning_rate():
     def adapted(rate, kl, **flags):
-        hp = hp_of(small_args(**{"lr_schedule": "kl-adaptive", "desired_kl": 0.01} | flags))
-        return adapt_learning_rate(AdamState("moments", jnp.float32(rate)), kl, hp)
+        hparams = hparams_of(
+            small_args(**{"lr_schedule": "kl-adaptive", "desired_kl": 0.01} | flags)
+        )
+        return adapt_learning_rate(AdamState("moments", jnp.float32(rate)), kl, hparams)
 
     for kl, expected in (
         (0.021, 1e-3 / 1.5),
@@ -160,11 +168,11 @@ def test_entropy_coefficient_falls_in_a_line(swept):
         ent_coef=0.2, ent_fraction=0.5, total_timesteps=8 * small_args().steps_per_update
     )
     updates = jnp.arange(6)  # of eight
-    run = SimpleNamespace(updates=updates, hyper=swept)
+    run = SimpleNamespace(updates=updates, member_values=swept)
     expected = swept.get("ent_coef", 0.2) * np.array([1, 0.75, 0.5, 0.25, 0, 0])
-    hp, scheduled = apply_schedules(args, run, learner=None)
-    np.testing.assert_allclose(hp.ent_coef, expected, rtol=1e-6)
-    assert scheduled["ent_coef"] is hp.ent_coef
+    hparams, scheduled = apply_schedules(args, run, learner=None)
+    np.testing.assert_allclose(hparams.ent_coef, expected, rtol=1e-6)
+    assert scheduled["ent_coef"] is hparams.ent_coef
     np.testing.assert_allclose(
         scheduled["learning_rate"], args.learning_rate * (1 - updates / 8), rtol=1e-6
     )
@@ -546,7 +554,7 @@ def test_gradients_go_through_the_mean_and_the_deviation_of_a_batch():
 def test_a_distribution_of_returns_is_shared_by_neighbours_and_chosen_by_its_mean():
     rng = np.random.default_rng(0)
     # Two of 3 actions over -2, -1, ..., 2
-    q = Returns.of(rng.normal(size=(2, 6, 3, 5)).astype(np.float32), -2.0, 2.0)
+    q = ValueDistribution.of(rng.normal(size=(2, 6, 3, 5)).astype(np.float32), -2.0, 2.0)
     least = q.smallest()
     probs = jax.nn.softmax(rng.normal(size=(6, 3)))
     np.testing.assert_allclose(least.mean(), np.min(q.mean(), axis=0), rtol=1e-6)
@@ -566,7 +574,7 @@ def test_a_distribution_of_returns_is_shared_by_neighbours_and_chosen_by_its_mea
     taken = q.of_actions(jnp.array([0, 1, 2, 0, 1, 2]))
     logs = jax.nn.log_softmax(q.logits)[:, np.arange(6), [0, 1, 2, 0, 1, 2]]
     np.testing.assert_allclose(taken.error(moved), -np.sum(shared * logs, axis=-1), rtol=1e-5)
-    rare = Returns.of(jnp.array([[[0.0, -200.0, 0.0], [0.0, -150.0, 1.0]]]), -1.0, 1.0)
+    rare = ValueDistribution.of(jnp.array([[[0.0, -200.0, 0.0], [0.0, -150.0, 1.0]]]), -1.0, 1.0)
     gradient = jax.grad(lambda logits: jnp.sum(rare.expected(jax.nn.softmax(logits)).mean()))(
         jnp.zeros((1, 2))
     )

@@ -23,7 +23,7 @@ from pmaprl.device.interface import RunState
 from pmaprl.device.population import SOURCE, evolve, exchange, objective_of
 from pmaprl.device.sharding import TrainState
 from pmaprl.device.statistics import WINDOW, Episodes, RecentEpisodes
-from pmaprl.drawing.figures import descent
+from pmaprl.drawing.figures import lineage
 from pmaprl.envs.registry import make
 
 SIZE = 10
@@ -59,11 +59,11 @@ def population(returns, seed=0) -> tuple[Learner, RunState]:
     run = RunState(
         key=jax.random.split(jax.random.key(seed), size),
         updates=jnp.full(size, 7),
-        hyper={
+        member_values={
             name: jnp.full(size, value) * (1 - own / (10 * size)) for name, value in GIVEN.items()
         },
         recent=RecentEpisodes(ret, ret, jnp.full(size, WINDOW)),
-        past=200 + own,
+        opponent_pool=200 + own,
     )
     return Learner(params=own[:, None] + jnp.zeros(3), opt_state=100 + own), run
 
@@ -96,13 +96,14 @@ def test_the_worst_take_over_the_best():
     assert [source[place] for place in (1, 3, 5, 6, 7, 8, 9)] == [1, 3, 5, 6, 7, 8, 9]
     assert (learned.params == learner.params[record[SOURCE]]).all()
     assert (learned.opt_state == learner.opt_state[record[SOURCE]]).all()
-    assert (after.hyper["gamma"] == before.hyper["gamma"][record[SOURCE]]).all(), (
+    assert (after.member_values["gamma"] == before.member_values["gamma"][record[SOURCE]]).all(), (
         "what does not evolve comes with them"
     )
     assert (
-        after.hyper["learning_rate"] != before.hyper["learning_rate"][record[SOURCE]]
+        after.member_values["learning_rate"]
+        != before.member_values["learning_rate"][record[SOURCE]]
     ).sum() == SIZE - 4
-    for name in ("key", "updates", "past"):
+    for name in ("key", "updates", "opponent_pool"):
         assert (getattr(after, name) == getattr(before, name)).all(), "these stay a member's own"
     assert (after.recent.ret == before.recent.ret).all()
     counts = [0 if place in (2, 4) else WINDOW for place in range(SIZE)]
@@ -158,7 +159,10 @@ def test_whoever_is_broken_takes_over_one_who_is_not_and_is_nobodys_source():
         and set(others) <= {0, 1}
         and jnp.isfinite(learned.params).all()
     )
-    assert (after.hyper["learning_rate"] != before.hyper["learning_rate"][record[SOURCE]])[2:].all()
+    assert (
+        after.member_values["learning_rate"]
+        != before.member_values["learning_rate"][record[SOURCE]]
+    )[2:].all()
 
 
 def test_all_but_the_best_and_the_control_change():
@@ -167,18 +171,20 @@ def test_all_but_the_best_and_the_control_change():
     assert record[SOURCE].tolist() == list(range(SIZE))
     fixed = [0, 1, 3, 5]
     others = [2, 4, 6, 7, 8, 9]
-    for name, values in after.hyper.items():
-        ratio = np.array(values / before.hyper[name])
+    for name, values in after.member_values.items():
+        ratio = np.array(values / before.member_values[name])
         assert (ratio[fixed] == 1).all() and (ratio[others] != 1).all()
     for name, origin, low, high in (
         ("learning_rate", 0, 1.1, 1.5),
         ("gamma", 1, 1.01, 1.2),
         ("adam_b2", 1, 1.01, 1.2),
     ):
-        ratio = ((after.hyper[name] - origin) / (before.hyper[name] - origin))[jnp.array(others)]
+        ratio = ((after.member_values[name] - origin) / (before.member_values[name] - origin))[
+            jnp.array(others)
+        ]
         change = np.maximum(ratio, 1 / ratio)
         assert (change > low - 1e-3).all() and (change < high + 1e-3).all()
-    assert (after.hyper["tau"] <= 1).all(), "a share"
+    assert (after.member_values["tau"] <= 1).all(), "a share"
 
 
 @pytest.mark.parametrize(
@@ -229,7 +235,7 @@ def test_the_entropy_that_members_aim_at_is_one_that_policies_have(tmp_path, mon
         "log_interval": 16,
     }
     args = small_sac_args(**flags, hidden_sizes=(4,), run_dir=str(tmp_path))
-    assert max(args.members.hyper["target_entropy_scale"]) > 1, "or this shows nothing"
+    assert max(args.members.member_values["target_entropy_scale"]) > 1, "or this shows nothing"
     sac.train(args)
     scales = np.array(
         [row["hyper/target_entropy_scale"] for row in metric_rows(tmp_path) if "pbt/source" in row]
@@ -240,7 +246,7 @@ def test_the_entropy_that_members_aim_at_is_one_that_policies_have(tmp_path, mon
 def test_changes_are_as_frequent_as_asked_and_go_both_ways():
     learner, before = population(RETURNS * 60)
     _, after, _ = exchanged(learner, before, fraction=1 / 600, gap=1e9)
-    ratios = np.array(after.hyper["learning_rate"] / before.hyper["learning_rate"])
+    ratios = np.array(after.member_values["learning_rate"] / before.member_values["learning_rate"])
     changed = ratios[ratios != 1]
     assert changed.size / ratios.size == pytest.approx(0.15, abs=0.04)
     assert np.mean(changed > 1) == pytest.approx(0.5, abs=0.15)
@@ -249,7 +255,7 @@ def test_changes_are_as_frequent_as_asked_and_go_both_ways():
 def test_descent_goes_back_through_all_exchanges():
     # 2 took over 1, then 1 took over 2, then 1 took over 0
     sources = np.array([[0, 1, 1], [0, 2, 2], [0, 0, 2]])
-    assert [descent(sources, member).tolist() for member in (1, 2)] == [[0, 0, 0, 1], [1, 2, 2, 2]]
+    assert [lineage(sources, member).tolist() for member in (1, 2)] == [[0, 0, 0, 1], [1, 2, 2, 2]]
 
 
 def test_members_begin_changed_but_for_the_control():
@@ -260,13 +266,13 @@ def test_members_begin_changed_but_for_the_control():
     ):
         args = small_args(**sweep, **more)
         assert args.evolving == evolving
-        rates = args.members.hyper["learning_rate"]
+        rates = args.members.member_values["learning_rate"]
         assert rates[0] == 1e-3 and len(set(rates)) == 5, "of the control nothing is drawn"
-    hyper = small_args(population=5, pbt=True).members.hyper
+    member_values = small_args(population=5, pbt=True).members.member_values
     names = "gamma gae_lambda adam_b1 adam_b2 learning_rate max_grad_norm clip_eps vf_coef ent_coef"
-    assert set(hyper) == set(names.split())
-    assert all(len(set(values)) == 5 and min(values) > 0 for values in hyper.values())
-    assert max(hyper["gamma"]) < 1 and hyper["gamma"][0] == 0.99
+    assert set(member_values) == set(names.split())
+    assert all(len(set(values)) == 5 and min(values) > 0 for values in member_values.values())
+    assert max(member_values["gamma"]) < 1 and member_values["gamma"][0] == 0.99
     assert not {"tau", "alpha"} & set(
         small_sac_args(recipe="crossq", population=5, pbt=True).evolving
     )

@@ -19,7 +19,7 @@ from pmaprl import compare, plot
 from pmaprl.cli.command import exit_code, parse
 from pmaprl.cli.errors import UsageError
 from pmaprl.drawing.figures import draw_curve, draw_population, side_by_side
-from pmaprl.drawing.groups import LoggedRun, align, group, pooled
+from pmaprl.drawing.groups import LoggedRun, align, group, mixed_flags_notes
 from pmaprl.runs.estimates import difference, estimate, interval, mean_over_steps, spread
 from pmaprl.runs.metrics import (
     EVALUATION,
@@ -139,7 +139,7 @@ def test_what_to_know_of_runs_that_are_no_repetitions():
         )
 
     def notes(*runs):
-        return pooled(group(runs))
+        return mixed_flags_notes(group(runs))
 
     assert (
         notes(run(), run([1], gif=True)) == notes(run([0, 1], pbt=False, opponent="random")) == []

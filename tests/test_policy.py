@@ -26,7 +26,7 @@ from pmaprl.device.agents import Player, Policy
 from pmaprl.device.devices import choose_devices
 from pmaprl.device.evaluation import SEED, run_episodes
 from pmaprl.device.interface import OnPolicy
-from pmaprl.device.optim import hp_of
+from pmaprl.device.optim import hparams_of
 from pmaprl.envs.registry import make_host
 from pmaprl.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box, map_leaves
 from pmaprl.export import export_policy
@@ -399,7 +399,7 @@ def test_observations_that_the_type_does_not_hold_are_refused():
         action_space=Discrete(2),
     )
     algorithm = ppo.make_ppo(args, spec)
-    policy = Policy(algorithm, algorithm.init(jax.random.key(0), hp_of(args)), spec)
+    policy = Policy(algorithm, algorithm.init(jax.random.key(0), hparams_of(args)), spec)
     assert policy(np.int64([7])) == policy(jnp.uint32([7]))
     for obs in (np.int64([5_000_000_000]), np.uint64([2**64 - 1]), jnp.uint32([2**31])):
         with pytest.raises(UsageError, match=str(obs[0])):

@@ -42,10 +42,10 @@ def train(folder, **flags):
 
 def test_members_draw_what_is_asked_for():
     sweep = ("learning_rate=log:1e-4:1e-2", "gamma=uniform:0.9:0.99", "ent_coef=choice:0,0.01,0.1")
-    seed, hyper = small_args(population=400, sweep=sweep, seed=7).members
+    seed, member_values = small_args(population=400, sweep=sweep, seed=7).members
     assert seed == list(range(7, 407))
-    rate = np.array(hyper["learning_rate"])
-    gamma = np.array(hyper["gamma"])
+    rate = np.array(member_values["learning_rate"])
+    gamma = np.array(member_values["gamma"])
     assert (
         1e-4 <= rate.min() < np.median(rate) < rate.max() <= 1e-2
         and 0.9 <= gamma.min() < gamma.max() <= 0.99
@@ -53,16 +53,19 @@ def test_members_draw_what_is_asked_for():
     assert np.median(rate) == pytest.approx(1e-3, rel=0.3) and np.median(gamma) == pytest.approx(
         0.945, abs=0.01
     )
-    assert {0, 0.01, 0.1} == set(hyper["ent_coef"])
+    assert {0, 0.01, 0.1} == set(member_values["ent_coef"])
     assert abs(np.corrcoef(np.log(rate), gamma)[0, 1]) < 0.2, "each flag draws by itself"
 
 
 def test_a_flag_draws_the_same_whatever_others_are_swept():
     alone = ("clip_eps=uniform:0.1:0.3",)
     more = ("gamma=uniform:0.9:0.99", "clip_eps=uniform:0.1:0.3")
-    drawn = small_args(population=5, sweep=alone).members.hyper
-    assert drawn["clip_eps"] == small_args(population=9, sweep=more).members.hyper["clip_eps"][:5]
-    assert drawn != small_args(population=5, sweep=alone, seed=1).members.hyper
+    drawn = small_args(population=5, sweep=alone).members.member_values
+    assert (
+        drawn["clip_eps"]
+        == small_args(population=9, sweep=more).members.member_values["clip_eps"][:5]
+    )
+    assert drawn != small_args(population=5, sweep=alone, seed=1).members.member_values
 
 
 def test_a_grid_has_all_combinations_with_every_seed():

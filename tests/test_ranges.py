@@ -18,7 +18,7 @@ from helpers import AXIS, Fussy, Pixels, Toy, make_env, over_devices, small_args
 from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
 from pmaprl.device.agents import Policy
 from pmaprl.device.evaluation import fault_of, run_episodes
-from pmaprl.device.optim import hp_of
+from pmaprl.device.optim import hparams_of
 from pmaprl.envs import spaces
 from pmaprl.envs.custom import wrap
 from pmaprl.envs.environment import Env, Step
@@ -164,7 +164,7 @@ def policy_for(name, **flags):
     env = make_env(name)
     args = small_args(**flags)
     algorithm = ppo.make_algorithm(args, env.spec)
-    return Policy(algorithm, algorithm.init(jax.random.key(0), hp_of(args)), env.spec)
+    return Policy(algorithm, algorithm.init(jax.random.key(0), hparams_of(args)), env.spec)
 
 
 NOT_FINITE = [[0.0, np.nan], [np.inf, 0.0], jnp.array([jnp.nan, 0.0])]
@@ -188,7 +188,7 @@ def test_a_policy_with_memory_is_told_truths_and_finite_numbers(first, reward):
     args = small_rnn_args(obs_prev_action_reward=True)
     env = make_env("Toy")
     algorithm = ppo_rnn.make_algorithm(args, env.spec)
-    policy = Policy(algorithm, algorithm.init(jax.random.key(0), hp_of(args)), env.spec)
+    policy = Policy(algorithm, algorithm.init(jax.random.key(0), hparams_of(args)), env.spec)
     memory = policy.initial_memory(1)
     policy(np.zeros((1, 2)), memory, [True], reward=[0.0])
     with pytest.raises(UsageError, match="first|reward"):

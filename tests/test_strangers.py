@@ -35,7 +35,7 @@ from pmaprl.runs.directory import claim_directory
 from pmaprl.runs.lock import LOCK, locked
 from pmaprl.runs.metrics import LogWriter, read_log
 from pmaprl.runs.results import stored_evaluation
-from pmaprl.runs.saving import Saver, Start
+from pmaprl.runs.saving import InitialState, Saver
 
 STOPPED = "stopped before it compiles"
 MARKER = "module_of_a_stranger"
@@ -596,7 +596,7 @@ def test_a_save_does_not_bring_back_a_directory_that_was_deleted(tmp_path):
     path = tmp_path / "run"
     (path / "checkpoints" / "0" / "state").mkdir(parents=True)
     (path / "checkpoints" / "64.orbax-checkpoint-tmp").mkdir()
-    saver = Saver(path, small_args(**TINY), Start())
+    saver = Saver(path, small_args(**TINY), InitialState())
     (path / "config.json").touch()
     saver.withdraw()
     assert (path / "checkpoints" / "0").exists(), "it is a run's"

@@ -36,7 +36,7 @@ if __name__ == "__main__":
 import jax
 import jax.export
 
-from pmaprl.device.agents import Seen, at_start
+from pmaprl.device.agents import PolicyInput, at_start
 from pmaprl.device.sharding import by_name
 from pmaprl.envs.suite_tools import import_package, readable_errors
 from pmaprl.export_check import Checked, check_file
@@ -72,7 +72,7 @@ def function_of(policy: Policy) -> Callable:
     def function(obs, memory=None, first=None, reward=None):
         obs = policy.env.with_channels_last(obs)
         seen = at_start(obs)
-        seen = Seen(
+        seen = PolicyInput(
             obs, seen.first if first is None else first, seen.reward if reward is None else reward
         )
         memory = jax.tree.unflatten(

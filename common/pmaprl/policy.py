@@ -28,7 +28,7 @@ from pmaprl.cli.files import ROOT, is_run, read_config
 from pmaprl.cli.run_flags import ONE_TIME
 from pmaprl.device.agents import Policy
 from pmaprl.device.devices import check_settings, start_jax
-from pmaprl.device.optim import hp_of
+from pmaprl.device.optim import hparams_of
 from pmaprl.device.sharding import flatten, unflatten
 from pmaprl.envs.bytes import spec_with_byte_max
 from pmaprl.envs.spaces import EnvSpec
@@ -194,8 +194,8 @@ def _functions(config: dict[str, Any], env: EnvSpec, module: ModuleType) -> tupl
     flags = {name: value for name, value in config["args"].items() if name not in ONE_TIME}
     args = module.Args(**flags)
     functions = module.make_algorithm(args, env)
-    hp = hp_of(args, {name: np.float32(0) for name in args.members.hyper})
-    shapes = jax.eval_shape(lambda: {"learner": functions.init(jax.random.key(0), hp)})
+    hparams = hparams_of(args, {name: np.float32(0) for name in args.members.member_values})
+    shapes = jax.eval_shape(lambda: {"learner": functions.init(jax.random.key(0), hparams)})
     count = args.num_agents  # as a checkpoint has them, [S, ...]; they take no memory
     return (
         args,

@@ -174,11 +174,11 @@ def programs_over_learners(driver: HostDriver, devices: list[jax.Device]) -> Pro
 
     def update(state, batch):
         state, published, tally = driver.update(jax.tree.map(lambda x: x[0], state), batch.rollouts)
-        leaving = jax.tree.map(lambda x: jax.lax.pmax(x, AXIS), batch.leaving)
+        wants_to_stop = jax.tree.map(lambda x: jax.lax.pmax(x, AXIS), batch.wants_to_stop)
         return (
             jax.tree.map(lambda x: x[None], state),
             published,
-            (tally, driver.gauges(state), leaving),
+            (tally, driver.snapshot_metrics(state), wants_to_stop),
         )
 
     pmap = partial(jax.pmap, axis_name=AXIS, devices=devices)
@@ -222,11 +222,11 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
     metrics = UpdateMetrics()
     failure = None
     due = run.next_chunk()
-    while metrics.updates < due and not (metrics.broken or metrics.leaving):
+    while metrics.updates < due and not (metrics.broken or metrics.wants_to_stop):
         run.console.reach(run.steps + metrics.updates * run.args.steps_per_update)
         run.console.doing("collecting")
         try:
-            batch = batches.next(partial(_stopping, run, state), leaving=run.leaving)
+            batch = batches.next(partial(_stopping, run, state), wants_to_stop=run.wants_to_stop)
         except ActorsFailed as error:
             if multihost.count() > 1:
                 raise
@@ -246,7 +246,7 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
     if metrics.broken:
         run.catch_up()  # raises
     if failure:
-        run.rescue(state)
+        run.save_after_failure(state)
         raise failure
     return state
 
@@ -269,7 +269,7 @@ def draw_metrics(run: Run, env: Any, learners: Any, status: str) -> str:
     """Draw the metrics of a run to a picture."""
     title = f"{env.name}, {run.config['algorithm']}"
     if run.args.is_population:
-        return f"picture  {draw_population(run.dir, title, run.args.members.hyper)}"
+        return f"picture  {draw_population(run.dir, title, run.args.members.member_values)}"
     return f"curve    {draw_curve(run.dir, title)}"
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from pmaprl.actors.threads import POLL_INTERVAL, Collected, HostRollout, Slot, Worker
 from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
 from pmaprl.cli.host_flags import HostEnvArgs
-from pmaprl.device.agents import Seen
-from pmaprl.device.statistics import Tally, kind_of
+from pmaprl.device.agents import PolicyInput
+from pmaprl.device.statistics import MetricSums, reduction_of
 from pmaprl.envs import spaces
 from pmaprl.envs.bytes import spec_with_byte_max
 from pmaprl.envs.host import HostEnvs, HostStep, begins, evaluation_params
@@ -42,7 +42,9 @@ class Stepper:
         with worker.doing("reset"):
             obs = worker.envs.reset()
         # What to act on, [N, ...], observations in the networks' types
-        self.seen = Seen(self._checked(obs), np.ones(count, bool), np.zeros(count, np.float32))
+        self.seen = PolicyInput(
+            self._checked(obs), np.ones(count, bool), np.zeros(count, np.float32)
+        )
         self._check_seen(worker.envs.spec, acting=self.seen.first)
 
     def step(self, action: Any) -> tuple[HostStep, list[tuple[int, float, int]]]:
@@ -52,7 +54,7 @@ class Stepper:
         envs = self._worker.envs
         with self._worker.doing("env_step"):
             out = envs.step(action)
-        self.seen = Seen(self._checked(out.obs), begins(out), out.reward)
+        self.seen = PolicyInput(self._checked(out.obs), begins(out), out.reward)
         self._check_finite(out.reward, "reward")
         if out.final_obs is not None:
             out = out._replace(final_obs=self._checked(out.final_obs))
@@ -122,8 +124,8 @@ class Actor(Worker):
         """`number` is its place among the actors of all processes, `version` that of the first
         parameters it gets.
 
-        `act` takes parameters, memory, key data, a step's number and a `Seen` [N, ...], and returns
-        actions [N, ...], extras, and the new memory; the first one is `memory`.
+        `act` takes parameters, memory, key data, a step's number and a `PolicyInput` [N, ...], and
+        returns actions [N, ...], extras, and the new memory; the first one is `memory`.
         """
         super().__init__(f"actor {number}", ("env_step", "act", "wait_params", "wait_put"))
         self.number = number
@@ -180,7 +182,7 @@ class Actor(Worker):
             actor=self.number, rollout=rollout, episodes=episodes, info=reduce(operator.add, logged)
         )
 
-    def _logged_numbers(self, out: HostStep) -> Tally:
+    def _logged_numbers(self, out: HostStep) -> MetricSums:
         """What a step has of the metrics of --log-info, those of all environments together."""
         numbers = {}
         for metric in self._args.log_info:
@@ -191,10 +193,10 @@ class Actor(Worker):
             )
         functions = {"max": np.max, "min": np.min, "last": np.mean}
         value = {
-            name: functions.get(kind_of(name), np.sum)(x) if len(x) else 0.0
+            name: functions.get(reduction_of(name), np.sum)(x) if len(x) else 0.0
             for name, x in numbers.items()
         }
-        return Tally(value, {name: len(x) for name, x in numbers.items()})
+        return MetricSums(value, {name: len(x) for name, x in numbers.items()})
 
 
 class HostEnvKind(NamedTuple):

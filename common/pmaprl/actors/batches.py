@@ -41,7 +41,7 @@ from pmaprl.device import multihost
 from pmaprl.device.agents import at_start
 from pmaprl.device.interface import RunState
 from pmaprl.device.outcome import Outcome
-from pmaprl.device.statistics import WINDOW, Report, Tally
+from pmaprl.device.statistics import WINDOW, MetricSums, OptionalMetric
 from pmaprl.envs.suite_tools import reason
 
 
@@ -55,7 +55,7 @@ class Batch(NamedTuple):
     rollouts: tuple[HostRollout, ...]
     # [D] the same for each of this process's learner devices: whether it wants to stop; () if it is
     # alone
-    leaving: Any
+    wants_to_stop: Any
 
 
 def example_batch(
@@ -82,8 +82,8 @@ def example_batch(
     def repeated(tree: Any, count: int) -> Any:
         return jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), tree)
 
-    leaving = jax.ShapeDtypeStruct((num_learners,), bool) if args.processes > 1 else ()
-    return Batch((jax.eval_shape(rollout),) * args.own_rollouts, leaving)
+    wants_to_stop = jax.ShapeDtypeStruct((num_learners,), bool) if args.processes > 1 else ()
+    return Batch((jax.eval_shape(rollout),) * args.own_rollouts, wants_to_stop)
 
 
 def over_learners(rollout: HostRollout, num_learners: int) -> HostRollout:
@@ -129,7 +129,7 @@ class Batches:
         self._stop = threading.Event()
         self._failures = itertools.count(1)  # of all actors; to take the next number is atomic
         self.learner = Worker("learner", ("wait_get", "transfer", "update", "publish"))
-        self._tallies: list[Tally] = []  # of the rollouts since the last row, as the episodes
+        self._tallies: list[MetricSums] = []  # of the rollouts since the last row, as the episodes
         self._episodes: list[tuple[float, int]] = []
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._unseen: set[str] = set()  # metrics of --log-info that a warning has named
@@ -151,11 +151,11 @@ class Batches:
         if not kind:
             self.figures |= self._figures(alone=False)  # if the others, too, come here
 
-    def next(self, stopped: Callable[[], bool], leaving: bool) -> Batch | None:
+    def next(self, stopped: Callable[[], bool], wants_to_stop: bool) -> Batch | None:
         """The rollouts of an update, on their way to the learner's devices; None once `stopped`.
 
-        Others are told whether this process is `leaving`. Raises ActorsFailed where the actors have
-        given up, are stuck, or deliver nothing for too long.
+        Others are told whether this process is `wants_to_stop`. Raises ActorsFailed where the
+        actors have given up, are stuck, or deliver nothing for too long.
         """
         rollouts = []
         while len(rollouts) < self._args.own_rollouts:
@@ -171,7 +171,9 @@ class Batches:
                 share = over_learners(collected.rollout, self._sharding.num_devices)
                 rollouts.append(jax.device_put(share, self._sharding))
         self.queue.train(self._args.own_rollouts)
-        told = np.full(self._sharding.num_devices, leaving) if self._args.processes > 1 else ()
+        told = (
+            np.full(self._sharding.num_devices, wants_to_stop) if self._args.processes > 1 else ()
+        )
         return Batch(tuple(rollouts), told)
 
     def _take(self, stopped: Callable[[], bool]) -> Collected | None:
@@ -264,7 +266,9 @@ class Batches:
         parts = multihost.allgather((tally.value, tally.count, self._episodes))
         self._tallies = []
         self._episodes = []
-        tally = reduce(operator.add, (Tally(*jax.tree.map(np.float64, part[:2])) for part in parts))
+        tally = reduce(
+            operator.add, (MetricSums(*jax.tree.map(np.float64, part[:2])) for part in parts)
+        )
         row = tally.metrics()
         count = tally.count["episode/return"]
         unseen = {
@@ -304,7 +308,7 @@ class Batches:
         return total | {name: sum(part[name] for _, part in parts) / len(parts) for name in seconds}
 
 
-def tally_of(collected: Collected, version: int, max_lag: int) -> Tally:
+def tally_of(collected: Collected, version: int, max_lag: int) -> MetricSums:
     """The metrics of a rollout that is learned from now, with `version` updates done; 0 is any
     lag.
     """
@@ -312,8 +316,8 @@ def tally_of(collected: Collected, version: int, max_lag: int) -> Tally:
     lag = (version - collected.rollout.version[valid]).astype(float)
     too_old = np.sum(lag > max_lag) if max_lag else np.int64(0)
     reports = {
-        "batch/valid": Report(np.sum(valid), valid.size),
-        "batch/too_old": Report(too_old, valid.size),
+        "batch/valid": OptionalMetric(np.sum(valid), valid.size),
+        "batch/too_old": OptionalMetric(too_old, valid.size),
     }
     returns, lengths = np.array(collected.episodes, float).reshape(-1, 2).T
     for name, values in {
@@ -321,10 +325,10 @@ def tally_of(collected: Collected, version: int, max_lag: int) -> Tally:
         "episode/return": returns,
         "episode/length": lengths,
     }.items():
-        reports[name] = Report(np.sum(values), len(values))
-        reports[f"{name}_min"] = Report(np.min(values, initial=np.inf), len(values))
-        reports[f"{name}_max"] = Report(np.max(values, initial=-np.inf), len(values))
-    return Tally.of(reports) | collected.info
+        reports[name] = OptionalMetric(np.sum(values), len(values))
+        reports[f"{name}_min"] = OptionalMetric(np.min(values, initial=np.inf), len(values))
+        reports[f"{name}_max"] = OptionalMetric(np.max(values, initial=-np.inf), len(values))
+    return MetricSums.of(reports) | collected.info
 
 
 class UpdateMetrics:
@@ -333,19 +337,21 @@ class UpdateMetrics:
     def __init__(self):
         self.updates = 0
         # Whether a process wanted to stop when one of the updates began, all but the newest
-        self.leaving = False
+        self.wants_to_stop = False
         # By metric, the index of the first update in which it was not finite
         self.broken: dict[str, np.ndarray] = {}
-        self._tally: Tally | None = None
+        self._tally: MetricSums | None = None
         self._gauges: dict[str, float] = {}  # of the newest update
         self._newest: tuple | None = None
 
-    def add(self, tally: Tally, gauges: dict[str, jax.Array], leaving: Any) -> None:
-        """Take the metrics of an update just dispatched, and its batch's `leaving`; waits for the
-        update before it.
+    def add(
+        self, tally: MetricSums, snapshot_metrics: dict[str, jax.Array], wants_to_stop: Any
+    ) -> None:
+        """Take the metrics of an update just dispatched, and its batch's `wants_to_stop`; waits for
+        the update before it.
         """
         self._read_newest()
-        self._newest = tally, gauges, leaving
+        self._newest = tally, snapshot_metrics, wants_to_stop
         self.updates += 1
 
     def read(self, more: dict[str, Any]) -> Outcome:
@@ -357,9 +363,9 @@ class UpdateMetrics:
     def _read_newest(self) -> None:
         if self._newest is None:
             return
-        (tally, self._gauges, leaving), self._newest = jax.device_get(self._newest), None
+        (tally, self._gauges, wants_to_stop), self._newest = jax.device_get(self._newest), None
         self._tally = self._tally + tally if self._tally else tally
-        self.leaving |= bool(np.any(leaving))
+        self.wants_to_stop |= bool(np.any(wants_to_stop))
         for name, value in tally.value.items():
             if not math.isfinite(value):
                 self.broken.setdefault(name, np.array([self.updates - 1]))

@@ -11,10 +11,18 @@ import jax.numpy as jnp
 
 from pmaprl.actors.threads import HostRollout
 from pmaprl.cli.errors import UsageError
-from pmaprl.device.agents import Seen, acting_part, with_acting_part, with_memory
+from pmaprl.device.agents import PolicyInput, acting_part, with_acting_part, with_memory
 from pmaprl.device.drivers import random_actions, replay_learner
-from pmaprl.device.interface import Actors, Now, OffPolicy, OnPolicy, Rollout, RunState, Transition
-from pmaprl.device.optim import apply_schedules, global_norm, hp_of
+from pmaprl.device.interface import (
+    Actors,
+    OffPolicy,
+    OnPolicy,
+    Rollout,
+    RunState,
+    Transition,
+    UpdateContext,
+)
+from pmaprl.device.optim import apply_schedules, global_norm, hparams_of
 from pmaprl.device.replay import Replay, example_transition, new_replay
 from pmaprl.device.rollout import (
     OTHER_STREAM,
@@ -24,7 +32,7 @@ from pmaprl.device.rollout import (
     minibatch_indices,
 )
 from pmaprl.device.sharding import AXIS, TrainState
-from pmaprl.device.statistics import Tally, same_everywhere
+from pmaprl.device.statistics import MetricSums, mean_metrics_over_devices
 from pmaprl.envs.host import begins
 from pmaprl.envs.masks import to_env
 from pmaprl.envs.ranges import range_metrics
@@ -41,7 +49,9 @@ class HostDriver(NamedTuple):
     act_on_host: Callable
     memory: Callable  # number of environments N -> memory of `act_on_host` at first
     actors: Callable = tuple  # -> the `actors` of a TrainState at first: () without a replay buffer
-    gauges: Callable = lambda state: {}  # TrainState -> metrics of how things stand after an update
+    snapshot_metrics: Callable = (
+        lambda state: {}
+    )  # TrainState -> metrics of how things stand after an update
 
     def init(self, seed: jax.Array) -> TrainState:
         """The state of a run with this `seed` []."""
@@ -64,29 +74,31 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
     recurrent = with_memory(algorithm)
 
     def begin(params_key: jax.Array, key: jax.Array) -> tuple[Any, RunState]:
-        return algorithm.init(params_key, hp_of(args)), RunState(key, jnp.int32(0), {})
+        return algorithm.init(params_key, hparams_of(args)), RunState(key, jnp.int32(0), {})
 
     def update(
         state: TrainState, rollouts: tuple[HostRollout, ...]
-    ) -> tuple[TrainState, Any, Tally]:
+    ) -> tuple[TrainState, Any, MetricSums]:
         learner = state.learner
         run = state.run
         # [T, N of all, ...]
         rollout = as_rollout(jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *rollouts))
-        hp, scheduled = apply_schedules(args, run, learner)
+        hparams, scheduled = apply_schedules(args, run, learner)
         key = jax.random.fold_in(run.key, run.updates)
         minibatches = partial(minibatches_of, key, rollout.reward.shape[1], len(rollouts))
-        now = Now(
-            hp=hp,
+        context = UpdateContext(
+            hparams=hparams,
             updates=run.updates,
             key=jax.random.fold_in(key, OTHER_STREAM),
             minibatches=minibatches,
         )
-        learner, metrics = algorithm.update(learner, rollout, now)
-        metrics = same_everywhere(metrics) | range_metrics(env.observation_space, AXIS, rollout.obs)
+        learner, metrics = algorithm.update(learner, rollout, context)
+        metrics = mean_metrics_over_devices(metrics) | range_metrics(
+            env.observation_space, AXIS, rollout.obs
+        )
         run = run.replace(updates=run.updates + 1)
         metrics |= scheduled | {"params/norm": global_norm(learner.params)}
-        return TrainState(learner, (), run), publish(learner, run), Tally.of(metrics)
+        return TrainState(learner, (), run), publish(learner, run), MetricSums.of(metrics)
 
     def minibatches_of(
         key: jax.Array, num_envs: int, num_rollouts: int, epochs: int, num_minibatches: int
@@ -117,7 +129,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
         )
 
     def act_on_host(
-        learner: Any, memory: Any, key_data: jax.Array, step: jax.Array, seen: Seen
+        learner: Any, memory: Any, key_data: jax.Array, step: jax.Array, seen: PolicyInput
     ) -> tuple[Any, ...]:
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
         return recurrent.explore(
@@ -136,7 +148,9 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
 def as_rollout(host: HostRollout) -> Rollout:
     """What actors collected, as algorithms take it."""
     reward = jnp.concatenate([jnp.zeros_like(host.reward[:1]), host.reward])
-    seen = Seen(host.obs, jnp.concatenate([host.first, begins(host)]), reward)  # [T + 1, N, ...]
+    seen = PolicyInput(
+        host.obs, jnp.concatenate([host.first, begins(host)]), reward
+    )  # [T + 1, N, ...]
     before = jax.tree.map(lambda x: x[:-1], seen)
     last = jax.tree.map(lambda x: x[-1], seen)
     memory = jax.tree.map(lambda x: x[0], host.memory)
@@ -152,17 +166,17 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
     groups = args.envs_per_actor // args.block * args.parts
     own_parts = args.parts // args.processes
     # Nothing to compute with
-    like = jax.eval_shape(lambda: algorithm.init(jax.random.key(0), hp_of(args)))
+    like = jax.eval_shape(lambda: algorithm.init(jax.random.key(0), hparams_of(args)))
 
     def begin(params_key: jax.Array, key: jax.Array) -> tuple[Any, RunState]:
         run = RunState(
             key=key,
             updates=jnp.int32(0),
-            hyper={},
+            member_values={},
             gradient_updates=jnp.int32(0),
             env_steps=jnp.int32(0),
         )
-        return algorithm.init(params_key, hp_of(args)), run
+        return algorithm.init(params_key, hparams_of(args)), run
 
     def with_empty_buffer() -> Actors:
         num_rings = args.envs_per_update // jax.lax.axis_size(AXIS)
@@ -173,7 +187,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
 
     def update(
         state: TrainState, rollouts: tuple[HostRollout, ...]
-    ) -> tuple[TrainState, Any, Tally]:
+    ) -> tuple[TrainState, Any, MetricSums]:
         run = state.run
         rollout = merge_rollouts(rollouts, own_parts, args.block)
         transitions = transitions_of(rollout, with_first=args.n_steps > 1)
@@ -189,7 +203,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
         # Nothing goes on behind a step that counts nothing
         done = rollout.terminated | rollout.truncated | ~valid
         state, tally = learn(state, transitions, done, key, due, valid)
-        tally |= Tally.of(range_metrics(env.observation_space, AXIS, transitions.obs))
+        tally |= MetricSums.of(range_metrics(env.observation_space, AXIS, transitions.obs))
         return state, publish(state.learner, state.run), tally
 
     def keys_of_groups(key: jax.Array) -> jax.Array:
@@ -211,7 +225,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
         return acting_part(learner), run.env_steps < args.learning_starts
 
     def act_on_host(
-        published: Any, memory: Any, key_data: jax.Array, step: jax.Array, seen: Seen
+        published: Any, memory: Any, key_data: jax.Array, step: jax.Array, seen: PolicyInput
     ) -> tuple[Any, ...]:
         """Actions as environments take them and as the buffer keeps them: sampled, or at first at
         random.
@@ -226,7 +240,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
         action = jnp.where(warming_up, random, action)
         return to_env(action, env.action_space), action, memory
 
-    def gauges(state: TrainState) -> dict[str, jax.Array]:
+    def snapshot_metrics(state: TrainState) -> dict[str, jax.Array]:
         run = state.run
         replay = state.actors.replay
         # Below zero are keys that no update has
@@ -250,7 +264,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
         act_on_host=act_on_host,
         memory=lambda count: (),
         actors=with_empty_buffer,
-        gauges=gauges,
+        snapshot_metrics=snapshot_metrics,
     )
 
 

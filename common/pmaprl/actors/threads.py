@@ -18,7 +18,7 @@ from pmaprl.cli.checks import flag_of
 from pmaprl.cli.command import THREAD
 from pmaprl.cli.errors import FailedEnvError
 from pmaprl.cli.host_flags import HostEnvArgs
-from pmaprl.device.statistics import Tally
+from pmaprl.device.statistics import MetricSums
 from pmaprl.envs.host import HostEnvs
 
 WAITING = ("wait_put", "wait_params", "ended")  # phases in which nothing is expected
@@ -162,7 +162,7 @@ class Collected(NamedTuple):
     actor: int
     rollout: HostRollout
     episodes: list[tuple[float, int]]  # returns and lengths of those that ended in it
-    info: Tally = Tally({}, {})  # what --log-info names, host numbers
+    info: MetricSums = MetricSums({}, {})  # what --log-info names, host numbers
 
 
 class RolloutQueue:

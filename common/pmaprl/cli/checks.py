@@ -56,7 +56,8 @@ Seconds = Annotated[float, Bounds(at_least=0)]
 Ratio = Annotated[float, Bounds(above=0)]
 Fraction = Annotated[float, Bounds(at_least=0, at_most=1)]
 Finite = Annotated[float, Bounds()]
-# Numbers in which members of a population may differ, where the algorithm reads them from `now.hp`
+# Numbers in which members of a population may differ, where the algorithm reads them from
+# `context.hparams`
 Positive = Annotated[float, Bounds(above=0), Swept()]
 NonNegative = Annotated[float, Bounds(at_least=0), Swept()]
 Discount = Annotated[float, Bounds(at_least=0, at_most=1), Swept("complement")]

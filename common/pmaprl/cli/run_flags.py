@@ -95,7 +95,7 @@ class Members(NamedTuple):
     """What agents begin from, an entry for each."""
 
     seed: Any  # list or array of whole numbers
-    hyper: dict[str, Any]  # lists or arrays of the flags in which they differ
+    member_values: dict[str, Any]  # lists or arrays of the flags in which they differ
 
 
 class ArgsFactory:
@@ -323,15 +323,15 @@ class RunArgs(ArgsFactory):
 
     def flags_of_members(self) -> list[dict[str, Any]]:
         """The flags by which agents differ, as for a run of each alone."""
-        seeds, hyper = self.members
+        seeds, member_values = self.members
         return [
-            {"seed": seed} | {name: x[member] for name, x in hyper.items()}
+            {"seed": seed} | {name: x[member] for name, x in member_values.items()}
             for member, seed in enumerate(seeds)
         ]
 
     def values_of(self, name: str) -> list[Any]:
         """A flag's value, or those of all members where they differ in it."""
-        return self.members.hyper.get(name, [getattr(self, name)])
+        return self.members.member_values.get(name, [getattr(self, name)])
 
     @property
     def envs_per_update(self) -> int:
@@ -436,7 +436,7 @@ class RunArgs(ArgsFactory):
         of the `values`, or without `values` is a switch that is off.
         """
         given = self.non_default(names) + [
-            flag_of(name) for name in names.split() if name in self.members.hyper
+            flag_of(name) for name in names.split() if name in self.members.member_values
         ]
         if given and getattr(self, of) not in (values or (True,)):
             what = f" {' or '.join(values)}, it is {getattr(self, of)}" if values else ""

@@ -21,7 +21,7 @@ from pmaprl.envs.ranges import fault_in
 from pmaprl.envs.spaces import EnvSpec, batch_shape
 
 
-class Seen(NamedTuple):
+class PolicyInput(NamedTuple):
     """What a policy gets to see of N environments before they step, [N, ...]."""
 
     obs: Any  # raw
@@ -92,10 +92,10 @@ def with_acting_part(learner: Any, part: tuple[Any, ...]) -> Any:
     return learner.replace(params=params, **dict(zip(names, others, strict=True)))
 
 
-def at_start(obs: Any) -> Seen:
+def at_start(obs: Any) -> PolicyInput:
     """The first observations [N, ...] of episodes."""
     count = batch_shape(obs)
-    return Seen(obs, jnp.ones(count, bool), jnp.zeros(count))
+    return PolicyInput(obs, jnp.ones(count, bool), jnp.zeros(count))
 
 
 @dataclass(eq=False, repr=False)
@@ -166,7 +166,7 @@ class Policy:
                 "key must be one of jax.random.key(SEED), or None for the best known action"
             )
         given, batch = self._given(obs)
-        seen = Seen(given, *self._of_steps(batch, memory, first, reward))
+        seen = PolicyInput(given, *self._of_steps(batch, memory, first, reward))
         seen = jax.tree.map(lambda x: x.reshape(math.prod(batch), *x.shape[len(batch) :]), seen)
         carried = self._carried(memory, batch)
         actions, after = self._jitted(self._learner, seen, carried, key)

@@ -9,11 +9,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pmaprl.device.agents import Seen, at_start, with_memory
-from pmaprl.device.interface import Actors, Now, OffPolicy, OnPolicy, Rollout, RunState, Transition
+from pmaprl.device.agents import PolicyInput, at_start, with_memory
+from pmaprl.device.interface import (
+    Actors,
+    OffPolicy,
+    OnPolicy,
+    Rollout,
+    RunState,
+    Transition,
+    UpdateContext,
+)
 from pmaprl.device.loops import Packed, repeat
-from pmaprl.device.opponents import draw_other, draw_own_components, first_past, renewed_past
-from pmaprl.device.optim import apply_schedules, global_norm, hp_of
+from pmaprl.device.opponents import draw_own_components, init_pool, sample_opponent, update_pool
+from pmaprl.device.optim import apply_schedules, global_norm, hparams_of
 from pmaprl.device.replay import example_transition, new_replay
 from pmaprl.device.rollout import (
     OTHER_STREAM,
@@ -29,7 +37,13 @@ from pmaprl.device.rollout import (
     step_envs,
 )
 from pmaprl.device.sharding import AXIS, TrainState, flat_pmean, same_for_all_seeds
-from pmaprl.device.statistics import Tally, count_episodes, new_recent, new_tracker, same_everywhere
+from pmaprl.device.statistics import (
+    MetricSums,
+    count_episodes,
+    mean_metrics_over_devices,
+    new_recent,
+    new_tracker,
+)
 from pmaprl.envs.environment import Env, Step
 from pmaprl.envs.masks import is_mask, legal_actions, legal_metrics, to_env, uniform_action
 from pmaprl.envs.ranges import range_metrics
@@ -46,7 +60,7 @@ class Driver(NamedTuple):
     init: Callable  # seed [], flags of its own {name: []} -> TrainState
     update: Callable  # TrainState -> TrainState, Tally, Tally of episodes
     # TrainState -> metrics of how things stand at the end of an interval
-    gauges: Callable = lambda state: {}
+    snapshot_metrics: Callable = lambda state: {}
 
 
 def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
@@ -57,12 +71,12 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
     explore = recurrent.explore
     new_memory = recurrent.training_memory or recurrent.initial_memory
 
-    def init(seed: jax.Array, hyper: dict[str, jax.Array] | None = None) -> TrainState:
+    def init(seed: jax.Array, member_values: dict[str, jax.Array] | None = None) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
-        learner = algorithm.init(params_key, hp_of(args, hyper))
+        learner = algorithm.init(params_key, hparams_of(args, member_values))
         keys = keys_of(envs_key, num_envs)
-        begun = member_env(env, hyper)
+        begun = member_env(env, member_values)
         obs, env_state = (
             reset_mid_episode(begun, keys) if args.decorrelate else jax.vmap(begun.reset)(keys)
         )
@@ -72,30 +86,30 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
         run = RunState(
             key=key,
             updates=jnp.int32(0),
-            hyper=hyper or {},
+            member_values=member_values or {},
             recent=new_recent(),
-            past=first_past(args, learner),
+            opponent_pool=init_pool(args, learner),
         )
         return TrainState(learner, actors, run)
 
-    def update(state: TrainState) -> tuple[TrainState, Tally, Tally]:
+    def update(state: TrainState) -> tuple[TrainState, MetricSums, MetricSums]:
         learner = state.learner
         run = state.run
-        run = run.replace(past=renewed_past(args, run, learner))
+        run = run.replace(opponent_pool=update_pool(args, run, learner))
         rollout_key, key = jax.random.split(jax.random.fold_in(run.key, run.updates))
         actors, rollout, steps = collect(learner, state.actors, run, rollout_key)
         tracker, recent, episodes = count_episodes(actors.tracker, run.recent, steps)
-        hp, scheduled = apply_schedules(args, run, learner)
+        hparams, scheduled = apply_schedules(args, run, learner)
         minibatches = partial(minibatch_indices, key, args.samples_per_env, tracker.ret.size)
-        now = Now(
-            hp=hp,
+        context = UpdateContext(
+            hparams=hparams,
             updates=run.updates,
             key=jax.random.fold_in(key, OTHER_STREAM),
             minibatches=minibatches,
         )
-        learner, metrics = algorithm.update(learner, rollout, now)
+        learner, metrics = algorithm.update(learner, rollout, context)
         metrics = (
-            same_everywhere(metrics)
+            mean_metrics_over_devices(metrics)
             | scheduled
             | legal_metrics(rollout.obs, env.action_space, AXIS)
         )
@@ -104,7 +118,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
         run = run.replace(recent=recent, updates=run.updates + 1)
         return (
             TrainState(learner, actors.replace(tracker=tracker), run),
-            Tally.of(metrics),
+            MetricSums.of(metrics),
             episodes,
         )
 
@@ -121,9 +135,9 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
         starts_key, other_key, deal_key = (
             jax.random.fold_in(key, args.num_steps + more) for more in range(3)
         )
-        game = member_env(env, run.hyper)
+        game = member_env(env, run.member_values)
         own = None
-        other = draw_other(args, run, learner, other_key)
+        other = sample_opponent(args, run, learner, other_key)
         if other is not None and env.is_game:  # it plays everybody else
             game = game.against(
                 lambda key, obs: algorithm.act(other, jax.tree.map(lambda x: x[None], obs), key)[0]
@@ -143,7 +157,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
             )
             # Else what is kept of a step computes it once more
             out = jax.lax.optimization_barrier(out)
-            seen_next = Seen(out.obs, out.terminated | out.truncated, out.reward)
+            seen_next = PolicyInput(out.obs, out.terminated | out.truncated, out.reward)
             kept = seen.obs, action, extras, out._replace(obs=None, state=None)
             return (out.state, seen_next, memory), Packed.of(kept, largest=SMALL * num_envs)
 
@@ -155,8 +169,8 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
         # Taken from the steps: then XLA carries through the loop only what the policy reads
         first = jnp.concatenate([actors.seen.first[None], steps.terminated | steps.truncated])
         reward = jnp.concatenate([actors.seen.reward[None], steps.reward])
-        seen = Seen(obs, first[:-1], reward[:-1])
-        last = Seen(after.obs, first[-1], reward[-1])
+        seen = PolicyInput(obs, first[:-1], reward[:-1])
+        last = PolicyInput(after.obs, first[-1], reward[-1])
         own = None if own is None else jnp.broadcast_to(own, (args.num_steps, *own.shape))
         outcome = steps.reward, steps.terminated, steps.truncated, steps.final_obs
         rollout = Rollout(seen, action, extras, *outcome, last, actors.memory, own)
@@ -176,23 +190,23 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
 
     learn = replay_learner(algorithm, args, keys_of_groups, args.batch_size // groups)
 
-    def init(seed: jax.Array, hyper: dict[str, jax.Array] | None = None) -> TrainState:
+    def init(seed: jax.Array, member_values: dict[str, jax.Array] | None = None) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
-        obs, env_state = jax.vmap(member_env(env, hyper).reset)(keys_of(envs_key, num_envs))
+        obs, env_state = jax.vmap(member_env(env, member_values).reset)(keys_of(envs_key, num_envs))
         replay = new_replay(example_transition(args, env.spec), num_envs, args.capacity)
         run = RunState(
             key=key,
             updates=jnp.int32(0),
-            hyper=hyper or {},
+            member_values=member_values or {},
             recent=new_recent(),
             gradient_updates=jnp.int32(0),
         )
         discounted = jnp.zeros(num_envs) if args.normalize_rewards else ()
         actors = Actors(env_state, at_start(obs), (), new_tracker(num_envs), replay, discounted)
-        return TrainState(algorithm.init(params_key, hp_of(args, hyper)), actors, run)
+        return TrainState(algorithm.init(params_key, hparams_of(args, member_values)), actors, run)
 
-    def update(state: TrainState) -> tuple[TrainState, Tally, Tally]:
+    def update(state: TrainState) -> tuple[TrainState, MetricSums, MetricSums]:
         act_key, learn_key = jax.random.split(jax.random.fold_in(state.run.key, state.run.updates))
         actors, out, transition = collect(state.learner, state.actors, state.run, act_key)
         # [1, N, ...]
@@ -212,7 +226,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
             "env/obs_magnitude": sum(magnitudes) / len(magnitudes),
         }
         found = flat_pmean(found) | legal_metrics(transition.obs, env.action_space, AXIS)
-        tally |= Tally.of(
+        tally |= MetricSums.of(
             found | range_metrics(env.observation_space, AXIS, transition.obs, transition.next_obs)
         )
         return state, tally, episodes
@@ -234,7 +248,10 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
         action = jnp.where(warming_up, random_actions(held, obs, env), action)
 
         out = step_envs(
-            member_env(env, run.hyper), env_keys, actors.env_state, to_env(action, env.action_space)
+            member_env(env, run.member_values),
+            env_keys,
+            actors.env_state,
+            to_env(action, env.action_space),
         )
         first = actors.seen.first if args.n_steps > 1 else None
         transition = Transition(
@@ -248,7 +265,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
         seen = actors.seen._replace(obs=out.obs, first=out.terminated | out.truncated)
         return actors.replace(env_state=out.state, seen=seen), out, transition
 
-    def gauges(state: TrainState) -> dict[str, jax.Array]:
+    def snapshot_metrics(state: TrainState) -> dict[str, jax.Array]:
         replay = state.actors.replay
         run = state.run
         learned_from = run.updates * args.num_envs - args.learning_starts
@@ -258,7 +275,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
             "replay/ratio": run.gradient_updates / jnp.maximum(learned_from, 1),
         }
 
-    return Driver(init, update, gauges)
+    return Driver(init, update, snapshot_metrics)
 
 
 def replay_learner(
@@ -273,24 +290,28 @@ def replay_learner(
     of this device's groups from one key.
     """
 
-    def learn(state, new, done, key, due, valid=None) -> tuple[TrainState, Tally]:
+    def learn(state, new, done, key, due, valid=None) -> tuple[TrainState, MetricSums]:
         run = state.run
         actors = state.actors
-        hp, scheduled = apply_schedules(args, run, state.learner)
+        hparams, scheduled = apply_schedules(args, run, state.learner)
         if args.normalize_rewards:
-            actors, new = with_returns(hp.gamma, actors, new, done)
+            actors, new = with_returns(hparams.gamma, actors, new, done)
 
         def gradient_update(index, carry):
             learner, before = carry
             sample_keys, *keys = split_keys(keys_of_groups(jax.random.fold_in(key, index)), 3)
             number = same_for_all_seeds(before) + 1
-            batch = actors.replay.sample(sample_keys, per_group, args.n_steps, hp.gamma)
-            learner, metrics = algorithm.update(learner, batch, Now(hp, number, keys=tuple(keys)))
-            return (learner, number), Tally.of(metrics)
+            batch = actors.replay.sample(sample_keys, per_group, args.n_steps, hparams.gamma)
+            learner, metrics = algorithm.update(
+                learner, batch, UpdateContext(hparams, number, keys=tuple(keys))
+            )
+            return (learner, number), MetricSums.of(metrics)
 
         start = algorithm.observe(state.learner, new, valid), run.gradient_updates
         (learner, number), tally = repeat(gradient_update, start, due)
-        tally = tally.replace(value=same_everywhere(tally.value)) | Tally.of(scheduled)
+        tally = tally.replace(value=mean_metrics_over_devices(tally.value)) | MetricSums.of(
+            scheduled
+        )
         return TrainState(
             learner, actors, run.replace(updates=run.updates + 1, gradient_updates=number)
         ), tally

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pmaprl.device.agents import Player, Seen, at_start
+from pmaprl.device.agents import Player, PolicyInput, at_start
 from pmaprl.device.rollout import keys_of, step_envs
 from pmaprl.device.statistics import Episodes
 from pmaprl.envs.environment import Env
@@ -67,7 +67,14 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
         earned = Episodes(jnp.where(done, 0.0, out.reward), jnp.where(done, 0.0, counted))
         episodes = jax.tree.map(jnp.add, episodes, earned)
         over = out.terminated | out.truncated
-        return time + 1, out.state, Seen(out.obs, over, out.reward), memory, done | over, episodes
+        return (
+            time + 1,
+            out.state,
+            PolicyInput(out.obs, over, out.reward),
+            memory,
+            done | over,
+            episodes,
+        )
 
     memory = player.initial_memory(num_episodes)
     start = (jnp.int32(0), env_state, at_start(obs), memory, zeros > 0, Episodes(zeros, zeros))

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from pmaprl.device.agents import Seen
+from pmaprl.device.agents import PolicyInput
 from pmaprl.device.devices import size_of
 from pmaprl.device.rollout import compute_where
 from pmaprl.device.statistics import Episodes, RecentEpisodes
@@ -21,7 +21,7 @@ from pmaprl.device.statistics import Episodes, RecentEpisodes
 SMALL_FINAL = 1024  # bytes of a final observation, with the memory of the policy
 
 
-class Flags(SimpleNamespace):
+class HParams(SimpleNamespace):
     """The flags of one agent now: schedules are applied, and a member of a population finds its own
     values here.
 
@@ -35,8 +35,8 @@ class OnPolicy(NamedTuple):
 
     A learner is a record with at least the fields `params` and `obs_stats`, all that `act` may
     read; `explore` may read everything but fields whose names begin with `opt_state`. A policy with
-    memory has `initial_memory`; then `explore` and `act` take a `Seen` and its memory in place of
-    observations, and return the memory after the step too.
+    memory has `initial_memory`; then `explore` and `act` take a `PolicyInput` and its memory in
+    place of observations, and return the memory after the step too.
     """
 
     init: Callable  # key, flags -> learner
@@ -71,10 +71,10 @@ class OffPolicy(NamedTuple):
     cautions: Mapping[str, tuple[float, str]] = {}
 
 
-class Now(NamedTuple):
+class UpdateContext(NamedTuple):
     """What an update has besides the learner and its data."""
 
-    hp: Flags
+    hparams: HParams
     updates: jax.Array  # [] updates done before; for `OffPolicy` gradient updates, with this one
     key: jax.Array | None = None  # of this update, the same on every device
     # Epochs, minibatches -> indices [E, M, B] of this device's samples [T * N]
@@ -86,14 +86,14 @@ class Now(NamedTuple):
 class Rollout(NamedTuple):
     """T steps of N environments, [T, N, ...]."""
 
-    seen: Seen  # what the policy saw before each step
+    seen: PolicyInput  # what the policy saw before each step
     action: jax.Array
     extras: Any  # what `explore` returned beside the actions
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
     final_obs: Any  # true next observations; None where they stand in the step after
-    last: Seen  # [N, ...] after the last step
+    last: PolicyInput  # [N, ...] after the last step
     memory: Any  # [N, ...] carried into the first step, () without
     # Bool: components of actions that the policy chose itself; None is all of them
     own: jax.Array | None = None
@@ -169,7 +169,7 @@ class Actors(struct.PyTreeNode):
     """This device's N environments."""
 
     env_state: Any  # [N, ...]
-    seen: Seen  # [N, ...]
+    seen: PolicyInput  # [N, ...]
     memory: Any  # [N, ...] still of the last episode where a new one begins
     tracker: Episodes  # [N]
     replay: Any = ()  # [N, C, ...]
@@ -181,8 +181,8 @@ class RunState(struct.PyTreeNode):
 
     key: jax.Array  # root of all randomness; never advanced, only folded
     updates: jax.Array  # [] updates done
-    hyper: dict[str, jax.Array]  # [] flags of its own, of a member of a population
+    member_values: dict[str, jax.Array]  # [] flags of its own, of a member of a population
     recent: RecentEpisodes | None = None  # None where actors count episodes
-    past: Any = ()  # past policies [P, ...] of --opponent self
+    opponent_pool: Any = ()  # past policies [P, ...] of --opponent self
     gradient_updates: jax.Array | None = None  # [] of an `OffPolicy` algorithm
     env_steps: jax.Array | None = None  # [] stored by actors beside the learner

@@ -64,7 +64,7 @@ def _shaped(part: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     )
 
 
-def light_scan(
+def unrolled_scan(
     step: Callable, start: Any, inputs: Any, reverse: bool = False, on_cpu: int = 1
 ) -> tuple[Any, Any]:
     """`jax.lax.scan` of steps of few operations: `on_cpu` of them in one turn on a CPU, else 32, as

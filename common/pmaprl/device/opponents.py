@@ -19,13 +19,13 @@ from pmaprl.envs.environment import select
 PAST = 8  # policies that self-play draws from
 
 
-def first_past(args: Any, learner: Any) -> Any:
+def init_pool(args: Any, learner: Any) -> Any:
     """The past policies [P, ...] before the first update; () where there is no self-play."""
     part = acting_part(learner) if args.opponent == "self" else ()
     return jax.tree.map(lambda x: jnp.stack([x] * PAST), part)
 
 
-def renewed_past(args: Any, run: RunState, learner: Any) -> Any:
+def update_pool(args: Any, run: RunState, learner: Any) -> Any:
     """The past policies [P, ...]; every --opponent-interval updates that of now is the newest of
     them.
     """
@@ -34,10 +34,10 @@ def renewed_past(args: Any, run: RunState, learner: Any) -> Any:
     turn, late = jnp.divmod(run.updates, args.opponent_interval)
     # All of them at first
     replaced = (jnp.arange(PAST) == turn % PAST) & (late == 0) | (run.updates == 0)
-    return jax.vmap(select, (0, None, 0))(replaced, acting_part(learner), run.past)
+    return jax.vmap(select, (0, None, 0))(replaced, acting_part(learner), run.opponent_pool)
 
 
-def draw_other(args: Any, run: RunState, learner: Any, key: jax.Array) -> Any:
+def sample_opponent(args: Any, run: RunState, learner: Any, key: jax.Array) -> Any:
     """Who else acts in this update, as a learner: another member, or in self-play a past policy;
     None is nobody.
     """
@@ -47,7 +47,7 @@ def draw_other(args: Any, run: RunState, learner: Any, key: jax.Array) -> Any:
         part = of_other_member(key, acting_part(learner))
     else:
         chosen = jax.random.randint(key, (), 0, PAST)
-        part = jax.tree.map(lambda x: x[chosen], run.past)
+        part = jax.tree.map(lambda x: x[chosen], run.opponent_pool)
     return with_acting_part(learner, part)
 
 

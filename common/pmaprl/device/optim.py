@@ -12,11 +12,11 @@ import optax
 from flax import struct
 from jax.flatten_util import ravel_pytree
 
-from pmaprl.device.interface import Flags
+from pmaprl.device.interface import HParams
 from pmaprl.device.loops import Packed, zeros_of
-from pmaprl.device.loops import light_scan as light_scan  # for algorithms
+from pmaprl.device.loops import unrolled_scan as unrolled_scan  # for algorithms
 from pmaprl.device.sharding import AXIS
-from pmaprl.device.statistics import Metrics, Report, across_devices, over_steps
+from pmaprl.device.statistics import Metrics, OptionalMetric, across_devices, over_steps
 
 
 class AdamState(struct.PyTreeNode):
@@ -78,38 +78,42 @@ def mean_over_devices(x: Any) -> Any:
 RULES = {"adam": partial(optax.scale_by_adam, eps=1e-5), "radam": optax.scale_by_radam}
 
 
-def clipped_adam(hp: Any) -> optax.GradientTransformation:
+def clipped_adam(hparams: Any) -> optax.GradientTransformation:
     """Directions of steps, whose length is the learning rate: Adam, after the global norm of the
     gradient is clipped.
 
-    `hp` has `max_grad_norm`, of which 0 does not clip, and `adam_b1` and `adam_b2`, numbers or
+    `hparams` has `max_grad_norm`, of which 0 does not clip, and `adam_b1` and `adam_b2`, numbers or
     arrays []. Its `optimizer`, if there is one, says which of RULES it is.
     """
-    limit = hp.max_grad_norm
+    limit = hparams.max_grad_norm
     off = isinstance(limit, float) and limit == 0
     clip = optax.identity() if off else optax.clip_by_global_norm(inf_if_zero(limit))
-    return optax.chain(clip, RULES[getattr(hp, "optimizer", "adam")](hp.adam_b1, hp.adam_b2))
+    return optax.chain(
+        clip, RULES[getattr(hparams, "optimizer", "adam")](hparams.adam_b1, hparams.adam_b2)
+    )
 
 
-def adam_init(params: Any, hp: Any) -> AdamState:
+def adam_init(params: Any, hparams: Any) -> AdamState:
     """The state of `adam_step` before the first one."""
-    return AdamState(clipped_adam(hp).init(flat(params)), jnp.float32(hp.learning_rate))
+    return AdamState(clipped_adam(hparams).init(flat(params)), jnp.float32(hparams.learning_rate))
 
 
-def adam_step(params: Any, grads: Any, state: AdamState, hp: Any) -> tuple[Any, AdamState]:
-    """A step of `clipped_adam` of the length `hp.learning_rate`: parameters and state after it."""
+def adam_step(params: Any, grads: Any, state: AdamState, hparams: Any) -> tuple[Any, AdamState]:
+    """A step of `clipped_adam` of the length `hparams.learning_rate`: parameters and state after
+    it.
+    """
     vector, unravel = ravel_pytree(params)
-    direction, moments = clipped_adam(hp).update(flat(grads), state.moments)
-    return unravel(vector - hp.learning_rate * direction), state.replace(moments=moments)
+    direction, moments = clipped_adam(hparams).update(flat(grads), state.moments)
+    return unravel(vector - hparams.learning_rate * direction), state.replace(moments=moments)
 
 
-def means(samples: Metrics) -> Metrics:
+def mean_each(samples: Metrics) -> Metrics:
     """The means of metrics of samples, arrays of one shape, in one pass."""
     mean = jnp.mean(jnp.stack([jnp.float32(x).ravel() for x in samples.values()]), axis=1)
     return dict(zip(samples, mean, strict=True))
 
 
-def take(samples: Any, indices: jax.Array) -> Any:
+def gather_samples(samples: Any, indices: jax.Array) -> Any:
     """Those of samples [N, ...] at `indices` [B], which are not negative and below N."""
     return jax.tree.map(lambda x: jnp.take(x, indices, axis=0, mode="clip"), samples)
 
@@ -131,15 +135,15 @@ def all_finite(tree: Any) -> jax.Array:
     return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
-def adapt_learning_rate(state: AdamState, kl: jax.Array, hp: Any) -> AdamState:
+def adapt_learning_rate(state: AdamState, kl: jax.Array, hparams: Any) -> AdamState:
     """The state after an update that moved the policy by `kl`, which under --lr-schedule
     kl-adaptive moves its learning rate: divided by 1.5 where that is over twice `desired_kl`,
     multiplied where it is under half of it.
     """
-    if hp.lr_schedule != "kl-adaptive":
+    if hparams.lr_schedule != "kl-adaptive":
         return state
     factor = jnp.where(
-        kl > 2 * hp.desired_kl, 1 / 1.5, jnp.where(kl < 0.5 * hp.desired_kl, 1.5, 1.0)
+        kl > 2 * hparams.desired_kl, 1 / 1.5, jnp.where(kl < 0.5 * hparams.desired_kl, 1.5, 1.0)
     )
     return state.replace(learning_rate=jnp.clip(state.learning_rate * factor, 1e-6, 1e-2))
 
@@ -182,15 +186,15 @@ def run_epochs(
     return state, metrics | {"policy/epochs": jnp.sum(counts, dtype=jnp.float32)}
 
 
-def when(
+def update_if(
     due: jax.Array, step: Callable[[Any], tuple[Any, Metrics]], state: Any
-) -> tuple[Any, dict[str, Report]]:
+) -> tuple[Any, dict[str, OptionalMetric]]:
     """`step` of the state where it is `due`, else the state as it is; and metrics, reported where
     it was.
     """
     nothing = zeros_of(step, state)[1]
     state, metrics = jax.lax.cond(due, step, lambda state: (state, nothing), state)
-    return state, {name: Report(x, due.astype(x.dtype)) for name, x in metrics.items()}
+    return state, {name: OptionalMetric(x, due.astype(x.dtype)) for name, x in metrics.items()}
 
 
 def standardize(x: jax.Array, axis: Any = None, weight: jax.Array | None = None) -> jax.Array:
@@ -236,14 +240,16 @@ def noise_like(keys: jax.Array, x: jax.Array) -> jax.Array:
     return jax.vmap(lambda key: jax.random.normal(key, shape))(keys).reshape(x.shape)
 
 
-def hp_of(args: Any, hyper: dict[str, jax.Array] | None = None, **now: jax.Array) -> Flags:
-    """The flags of one agent: those that are in its `hyper` as arrays [], all others as they are in
-    `args`.
+def hparams_of(
+    args: Any, member_values: dict[str, jax.Array] | None = None, **now: jax.Array
+) -> HParams:
+    """The flags of one agent: those that are in its `member_values` as arrays [], all others as
+    they are in `args`.
 
     `now` are values of this moment. A flag that an algorithm reads from here is one that a
     population can sweep.
     """
-    return Flags(**vars(args) | (hyper or {}) | now)
+    return HParams(**vars(args) | (member_values or {}) | now)
 
 
 def falling(args: Any, updates: jax.Array, fraction: float) -> jax.Array:
@@ -261,19 +267,19 @@ def epsilon_after(args: Any, updates: int | jax.Array) -> jax.Array:
     return args.epsilon_end + (args.epsilon_start - args.epsilon_end) * jnp.float32(left)
 
 
-def apply_schedules(args: Any, run: Any, learner: Any) -> tuple[Flags, dict[str, jax.Array]]:
+def apply_schedules(args: Any, run: Any, learner: Any) -> tuple[HParams, dict[str, jax.Array]]:
     """The flags of one agent for the update that comes next, and those among them that schedules
     change, [] by name.
 
     Its `run` is the `RunState`, and under --lr-schedule kl-adaptive its learner has an `AdamState`.
     """
     left = partial(falling, args, run.updates)
-    hp = hp_of(args, run.hyper)
+    hparams = hparams_of(args, run.member_values)
     schedule = getattr(args, "lr_schedule", "")
     factor = left(1.0) if schedule == "linear" else 1.0
     rates = {
         name: x
-        for name, x in vars(hp).items()
+        for name, x in vars(hparams).items()
         if schedule and name.endswith(("learning_rate", "_lr"))
     }
     scheduled = {name: jnp.float32(rate) * factor for name, rate in rates.items()}
@@ -282,5 +288,5 @@ def apply_schedules(args: Any, run: Any, learner: Any) -> tuple[Flags, dict[str,
     if hasattr(args, "epsilon_fraction"):
         scheduled["epsilon"] = epsilon_after(args, run.updates + 1)
     if fraction := getattr(args, "ent_fraction", 0.0):
-        scheduled["ent_coef"] = hp.ent_coef * left(fraction)
-    return hp_of(args, run.hyper, **scheduled), scheduled
+        scheduled["ent_coef"] = hparams.ent_coef * left(fraction)
+    return hparams_of(args, run.member_values, **scheduled), scheduled

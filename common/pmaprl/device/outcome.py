@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from pmaprl.device.statistics import KINDS, Layout, Metrics, kind_of
+from pmaprl.device.statistics import REDUCTIONS, Layout, Metrics, reduction_of
 
 Numbers = dict[str, np.ndarray]
 """By name, one for each of S agents, [S]."""
@@ -46,12 +46,12 @@ def _together(older: Outcome, newer: Outcome, name: str) -> np.ndarray:
     old = older.metrics[name]
     new = newer.metrics[name]
     count, more = (outcome.counts[name].astype(float) for outcome in (older, newer))
-    if kind_of(name) == "mean":
+    if reduction_of(name) == "mean":
         both = (
             np.where(count > 0, old, 0) * count + np.where(more > 0, new, 0) * more
         ) / np.maximum(count + more, 1)
     else:
-        combine = KINDS[kind_of(name)].newer
+        combine = REDUCTIONS[reduction_of(name)].newer
         both = combine(np, old, new) if combine else old + new
     return np.select([more == 0, count == 0], [old, new], both).astype(old.dtype)
 
@@ -67,8 +67,8 @@ class Columns(struct.PyTreeNode):
 
     @classmethod
     def of(cls, field: str, vectors: dict[str, jax.Array], layout: Layout) -> "Columns":
-        """Take the vectors of a stacked `Tally`, for a field of `Outcome`; whatever is no int32
-        becomes float32.
+        """Take the vectors of a stacked `MetricSums`, for a field of `Outcome`; whatever is no
+        int32 becomes float32.
         """
         typed = (x if x.dtype == jnp.int32 else x.astype(jnp.float32) for x in vectors.values())
         return cls(tuple(typed), tuple((field, tuple(layout[key])) for key in vectors))

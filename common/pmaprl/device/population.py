@@ -64,7 +64,7 @@ def evolve(
     taken = metrics[SOURCE] != places  # their running episodes do not count
     tracker = state.actors.tracker
     tracker = tracker._replace(length=jnp.where(taken[:, None], -jnp.inf, tracker.length))
-    metrics |= {f"hyper/{name}": values for name, values in run.hyper.items()}
+    metrics |= {f"hyper/{name}": values for name, values in run.member_values.items()}
     return TrainState(learner, state.actors.replace(tracker=tracker), run), metrics
 
 
@@ -82,14 +82,18 @@ def exchange(
     broken = diverged_members(learner)
     key = jax.random.fold_in(jax.random.fold_in(run.key[0], OTHER_STREAM), run.updates[0])
     source_key, change_key = jax.random.split(key)
-    source, is_best = exploit(source_key, objective, broken, rules)
+    source, is_best = copy_best(source_key, objective, broken, rules)
     # A gather over the members
-    learner, hyper = jax.tree.map(lambda x: x[source], (learner, run.hyper))
+    learner, member_values = jax.tree.map(lambda x: x[source], (learner, run.member_values))
     fixed = is_best | (jnp.arange(source.size) == 0)
-    after = explore(change_key, hyper, given, fixed, rules)
+    after = explore(change_key, member_values, given, fixed, rules)
     taken = source != jnp.arange(source.size)  # what they have earned was earned by other weights
     recent = run.recent.replace(count=jnp.where(taken, 0, run.recent.count))
-    return learner, run.replace(hyper=after, recent=recent), {SOURCE: source, OBJECTIVE: objective}
+    return (
+        learner,
+        run.replace(member_values=after, recent=recent),
+        {SOURCE: source, OBJECTIVE: objective},
+    )
 
 
 def objective_of(learner: Any, run: Any, window: int) -> jax.Array:
@@ -110,7 +114,7 @@ def diverged_members(learner: Any) -> jax.Array:
     return ~jax.vmap(all_finite)(learner.params)
 
 
-def exploit(
+def copy_best(
     key: jax.Array, objective: jax.Array, broken: jax.Array, rules: Rules
 ) -> tuple[jax.Array, jax.Array]:
     """Whose weights each member has afterwards, and who is among the best, [S] each.
@@ -135,7 +139,7 @@ def exploit(
 
 def explore(
     key: jax.Array,
-    hyper: dict[str, jax.Array],
+    member_values: dict[str, jax.Array],
     given: dict[str, float],
     fixed: jax.Array,
     rules: Rules,
@@ -143,10 +147,10 @@ def explore(
     """Hyper-parameters [S] after chance has changed some of those that are `given`, of members that
     are not `fixed`.
     """
-    after = dict(hyper)
+    after = dict(member_values)
     moved = partial(rules.moved, clip=jnp.clip)
     for index, name in enumerate(sorted(given)):
-        values = hyper[name]
+        values = member_values[name]
         keys = jax.random.split(jax.random.fold_in(key, index), 4)
         whether, which, reset = (jax.random.uniform(key, values.shape) for key in keys[:3])
         low, high = rules.factors_of(name)

@@ -26,7 +26,7 @@ from pmaprl.device.optim import all_finite
 from pmaprl.device.outcome import Columns
 from pmaprl.device.population import evolve
 from pmaprl.device.sharding import AXIS, GROUPS, TrainState, over_seeds, sharding_of_members
-from pmaprl.device.statistics import Layout, Tally, recent_metrics
+from pmaprl.device.statistics import Layout, MetricSums, recent_metrics
 from pmaprl.envs.environment import Env
 
 
@@ -47,7 +47,9 @@ def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
 
     def update_one(state: TrainState, num_updates: jax.Array):
         state, columns = repeat_updates(driver.update, state, num_updates)
-        return state, columns.with_metrics(recent_metrics(state.run.recent) | driver.gauges(state))
+        return state, columns.with_metrics(
+            recent_metrics(state.run.recent) | driver.snapshot_metrics(state)
+        )
 
     def update(state: TrainState, num_updates: jax.Array):
         before = state.run.updates[0]
@@ -70,9 +72,12 @@ def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
 
     def init(members: Members | jax.Array) -> TrainState:
         members = members if isinstance(members, Members) else Members(members, {})
-        limits = {name: pair for name, pair in algorithm.limits.items() if name in members.hyper}
+        limits = {
+            name: pair for name, pair in algorithm.limits.items() if name in members.member_values
+        }
         members = members._replace(
-            hyper=members.hyper | {n: jnp.clip(members.hyper[n], *x) for n, x in limits.items()}
+            member_values=members.member_values
+            | {n: jnp.clip(members.member_values[n], *x) for n, x in limits.items()}
         )
         # Vmapped orthogonal matrices can deadlock
         return jax.lax.map(lambda x: driver.init(*x), members)
@@ -81,7 +86,7 @@ def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
 
 
 def repeat_updates(
-    update: Callable[[Any], tuple[Any, Tally, Tally]], state: Any, num_updates: jax.Array
+    update: Callable[[Any], tuple[Any, MetricSums, MetricSums]], state: Any, num_updates: jax.Array
 ) -> tuple[Any, Columns]:
     """`num_updates` [] times the `update` of a `Driver`: the state, and what an `Outcome` says of
     one agent.

@@ -16,7 +16,7 @@ from pmaprl.envs.environment import DEFAULT_HORIZON, Env, Step, select
 from pmaprl.envs.masks import legal_actions
 from pmaprl.envs.spaces import Box, Space, keys_of_parts, map_leaves, sample
 
-Starts = tuple[Any, Any]  # observations and states at the beginning of episodes, arrays [P, ...]
+ResetPool = tuple[Any, Any]  # observations and states at the beginning of episodes, arrays [P, ...]
 
 
 class StepKeys(NamedTuple):
@@ -31,8 +31,8 @@ def step_envs(
     keys: jax.Array | StepKeys,
     states: Any,
     actions: Any,
-    starts: Starts | None = None,
-    resets: Starts | None = None,
+    starts: ResetPool | None = None,
+    resets: ResetPool | None = None,
 ) -> Step:
     """One step of N environments, each with its own of `keys` [N], as `Env.step` makes it.
 
@@ -63,7 +63,7 @@ def step_envs(
 
 
 def keys_of_steps(
-    env: Env, keys: jax.Array | StepKeys, starts: Starts | None, resets: Starts | None
+    env: Env, keys: jax.Array | StepKeys, starts: ResetPool | None, resets: ResetPool | None
 ) -> jax.Array | StepKeys:
     """Split keys of any shape as `step_envs` needs them: in front of a loop over steps that is one
     pass for all.
@@ -84,7 +84,7 @@ def resets_at_once(env: Env) -> bool:
 SMALL_RESET = 128  # bytes of an environment's state and observation
 
 
-def resets_of_steps(env: Env, keys: jax.Array) -> Starts | None:
+def resets_of_steps(env: Env, keys: jax.Array) -> ResetPool | None:
     """What every step of environments would begin with, by its `keys` [T, N], in one pass; None
     where that is much.
     """
@@ -119,7 +119,7 @@ def reset_mid_episode(env: Env, keys: jax.Array) -> tuple[Any, Any]:
     return jax.lax.fori_loop(0, jnp.max(steps), walk, jax.vmap(env.reset)(reset_keys))
 
 
-def new_starts(env: Env, key: jax.Array, count: int) -> Starts | None:
+def new_starts(env: Env, key: jax.Array, count: int) -> ResetPool | None:
     """`count` beginnings of episodes, the same on every device, each of which makes its share; None
     of 0.
     """

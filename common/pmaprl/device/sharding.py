@@ -253,9 +253,9 @@ def arrays_of(members: Members, num_devices: int, sharding: str = "pmap") -> Mem
     those have their own.
     """
     seed = np.asarray(members.seed, np.int32)
-    hyper = {k: np.asarray(v, np.float32) for k, v in members.hyper.items()}
+    member_values = {k: np.asarray(v, np.float32) for k, v in members.member_values.items()}
     copies = 1 if sharding == "members" else num_devices // multihost.count()
-    return jax.tree.map(lambda x: np.tile(x, (copies, 1)), Members(seed, hyper))
+    return jax.tree.map(lambda x: np.tile(x, (copies, 1)), Members(seed, member_values))
 
 
 def over_seeds(function: Callable, tree: Any) -> Any:

@@ -14,19 +14,20 @@ import numpy as np
 from flax import struct
 from jax.flatten_util import ravel_pytree
 
-from pmaprl.device.loops import light_scan
+from pmaprl.device.loops import unrolled_scan
 from pmaprl.device.sharding import AXIS, flat_pmean, gathered, global_ids
 
 Metrics = dict[str, jax.Array]
 
 
-class Kind(NamedTuple):
+class Reduction(NamedTuple):
     """How numbers of a metric are put together."""
 
     # Collective on what each device has; None goes with the gradients' mean
     over_devices: Callable | None
     over_steps: Callable  # of numbers [K], of those alone `where` it is true
-    # Likewise in a `Tally`, along an `axis`: of a mean the sum, which a count divides in the end
+    # Likewise in a `MetricSums`, along an `axis`: of a mean the sum, which a count divides in the
+    # end
     tallied: Callable
     # Numpy or jax.numpy, the value so far, a newer one -> that of both; None adds them
     newer: Callable | None = None
@@ -38,35 +39,35 @@ def _last(x: jax.Array, where: jax.Array | None) -> jax.Array:
 
 _max = partial(jnp.max, initial=-jnp.inf)
 _min = partial(jnp.min, initial=jnp.inf)
-KINDS = {
-    "sum": Kind(jax.lax.psum, jnp.sum, jnp.sum),
-    "max": Kind(
+REDUCTIONS = {
+    "sum": Reduction(jax.lax.psum, jnp.sum, jnp.sum),
+    "max": Reduction(
         over_devices=jax.lax.pmax,
         over_steps=_max,
         tallied=_max,
         newer=lambda numpy, old, new: numpy.maximum(old, new),
     ),
-    "min": Kind(
+    "min": Reduction(
         over_devices=jax.lax.pmin,
         over_steps=_min,
         tallied=_min,
         newer=lambda numpy, old, new: numpy.minimum(old, new),
     ),
-    "last": Kind(
+    "last": Reduction(
         over_devices=None, over_steps=_last, tallied=jnp.sum, newer=lambda numpy, old, new: new
     ),
-    "mean": Kind(None, jnp.mean, jnp.sum),
+    "mean": Reduction(None, jnp.mean, jnp.sum),
 }
 
 
-def kind_of(name: str) -> str:
+def reduction_of(name: str) -> str:
     """Which of KINDS the metric of that name is."""
-    return next((kind for kind in KINDS if name.endswith(f"_{kind}")), "mean")
+    return next((kind for kind in REDUCTIONS if name.endswith(f"_{kind}")), "mean")
 
 
 def across_devices(grads: Any, metrics: Metrics) -> tuple[Any, Metrics]:
     """Gradients and metrics of all samples, from those of an equal share of them on each device."""
-    collectives = {name: KINDS[kind_of(name)].over_devices for name in metrics}
+    collectives = {name: REDUCTIONS[reduction_of(name)].over_devices for name in metrics}
     others = {
         name: collective(metrics[name], AXIS)
         for name, collective in collectives.items()
@@ -77,11 +78,11 @@ def across_devices(grads: Any, metrics: Metrics) -> tuple[Any, Metrics]:
     return grads, means | others
 
 
-def same_everywhere(metrics: Metrics) -> Metrics:
+def mean_metrics_over_devices(metrics: Metrics) -> Metrics:
     """Means over devices of an update's metrics, of which some may be of a device's own samples;
     sums stay.
     """
-    others = {name: x for name, x in metrics.items() if kind_of(name) != "sum"}
+    others = {name: x for name, x in metrics.items() if reduction_of(name) != "sum"}
     return metrics | across_devices((), others)[1]
 
 
@@ -89,21 +90,24 @@ def over_steps(metrics: Metrics, counts: jax.Array | None = None) -> Metrics:
     """Metrics of all steps together, from those of each [K]; of the first ones only, where `counts`
     [K] is true.
     """
-    return {name: KINDS[kind_of(name)].over_steps(x, where=counts) for name, x in metrics.items()}
+    return {
+        name: REDUCTIONS[reduction_of(name)].over_steps(x, where=counts)
+        for name, x in metrics.items()
+    }
 
 
 Layout = dict[str, list[str]]
-"""Names of the metrics in each vector of a stacked `Tally`, whose name says their kind."""
+"""Names of the metrics in each vector of a stacked `MetricSums`, whose name says their kind."""
 
 
-class Report(NamedTuple):
+class OptionalMetric(NamedTuple):
     """A metric that not every update reports."""
 
     value: jax.Array
     count: jax.Array  # 1, or 0 where it was not reported
 
 
-class Tally(struct.PyTreeNode):
+class MetricSums(struct.PyTreeNode):
     """Metrics over however many updates reported them, added up on the device, or by NumPy where
     they are there.
     """
@@ -112,10 +116,10 @@ class Tally(struct.PyTreeNode):
     count: Metrics  # how many reports are in it; a value without any is 0
 
     @classmethod
-    def of(cls, metrics: dict[str, jax.Array | Report]) -> "Tally":
-        """One report of each metric, or where it is a `Report` what that says."""
+    def of(cls, metrics: dict[str, jax.Array | OptionalMetric]) -> "MetricSums":
+        """One report of each metric, or where it is a `OptionalMetric` what that says."""
         reports = {
-            k: x if isinstance(x, Report) else Report(x, jnp.ones_like(x))
+            k: x if isinstance(x, OptionalMetric) else OptionalMetric(x, jnp.ones_like(x))
             for k, x in metrics.items()
         }
         return cls(
@@ -123,73 +127,77 @@ class Tally(struct.PyTreeNode):
         )
 
     @classmethod
-    def of_each_step(cls, metrics: Metrics, found: dict[str, jax.Array]) -> "Tally":
+    def of_each_step(cls, metrics: Metrics, found: dict[str, jax.Array]) -> "MetricSums":
         """Reports [T] of metrics [T, N], of every step those of its environments that are `found`
         [T, N].
         """
         value = {
-            name: KINDS[kind_of(name)].tallied(x, where=found[name], axis=1)
+            name: REDUCTIONS[reduction_of(name)].tallied(x, where=found[name], axis=1)
             for name, x in metrics.items()
         }
         return cls(
             value, {name: jnp.sum(x, axis=1, dtype=jnp.float32) for name, x in found.items()}
         )
 
-    def of_all_steps(self) -> "Tally":
+    def of_all_steps(self) -> "MetricSums":
         """One report of each metric, from those [D, T] of all devices; of `_last` the mean over
         environments.
         """
         counts = jax.tree.map(partial(jnp.sum, axis=0), self.count)
 
         def of_metric(name: str, count: jax.Array) -> jax.Array:
-            tallied = KINDS[kind := kind_of(name)].tallied
+            tallied = REDUCTIONS[kind := reduction_of(name)].tallied
             steps = tallied(self.value[name], axis=0)  # [T]
             newest = len(count) - 1 - jnp.argmax(count[::-1] > 0)
             last = steps[newest] / jnp.maximum(count[newest], 1)
             return jnp.where(jnp.any(count > 0), last if kind == "last" else tallied(steps), 0.0)
 
-        return Tally(
+        return MetricSums(
             {name: of_metric(name, x) for name, x in counts.items()}, jax.tree.map(jnp.sum, counts)
         )
 
-    def stacked(self) -> tuple["Tally", "Layout"]:
+    def stacked(self) -> tuple["MetricSums", "Layout"]:
         """Put metrics [] of one kind into one vector, so that adding them up is one operation; also
         which ones.
         """
         names: Layout = {}
         for name, x in self.value.items():
-            names.setdefault(f"{x.dtype}_{self.count[name].dtype}_{kind_of(name)}", []).append(name)
+            names.setdefault(f"{x.dtype}_{self.count[name].dtype}_{reduction_of(name)}", []).append(
+                name
+            )
         value = {
             key: jnp.stack([self.value[name] for name in group]) for key, group in names.items()
         }
         count = {
             key: jnp.stack([self.count[name] for name in group]) for key, group in names.items()
         }
-        return Tally(value, count), names
+        return MetricSums(value, count), names
 
-    def __add__(self, newer: "Tally") -> "Tally":
+    def __add__(self, newer: "MetricSums") -> "MetricSums":
         value = {name: self._with(newer, name) for name in self.value}
-        return Tally(value, {name: count + newer.count[name] for name, count in self.count.items()})
+        return MetricSums(
+            value, {name: count + newer.count[name] for name, count in self.count.items()}
+        )
 
-    def __or__(self, other: "Tally") -> "Tally":
+    def __or__(self, other: "MetricSums") -> "MetricSums":
         """The metrics of both."""
-        return Tally(self.value | other.value, self.count | other.count)
+        return MetricSums(self.value | other.value, self.count | other.count)
 
     @np.errstate(invalid="ignore")  # NumPy's 0 / 0
     def metrics(self) -> Metrics:
         """What they come to; NaN for what was never reported."""
         return {
             name: x / self.count[name]
-            if kind_of(name) == "mean"
+            if reduction_of(name) == "mean"
             else _numpy(x).where(self.count[name] > 0, x, jnp.nan)
             for name, x in self.value.items()
         }
 
-    def _with(self, newer: "Tally", name: str) -> jax.Array:
+    def _with(self, newer: "MetricSums", name: str) -> jax.Array:
         """The value of both reports of a metric."""
         old = self.value[name]
         new = newer.value[name]
-        both = KINDS[kind_of(name)].newer
+        both = REDUCTIONS[reduction_of(name)].newer
         if both is None:
             return old + new
         none = [newer.count[name] == 0, self.count[name] == 0]
@@ -234,7 +242,7 @@ def new_recent() -> RecentEpisodes:
 
 def count_episodes(
     tracker: Episodes, recent: RecentEpisodes, steps: Any
-) -> tuple[Episodes, RecentEpisodes, Tally]:
+) -> tuple[Episodes, RecentEpisodes, MetricSums]:
     """Account for a rollout on each device: the outcomes of a `Step`, [T, N] each, rewards as they
     are.
 
@@ -249,7 +257,7 @@ def count_episodes(
 
     done = steps.terminated | steps.truncated
     earned = Episodes(steps.reward, jnp.ones_like(steps.reward))
-    tracker, finished = light_scan(step, tracker, (earned, done))  # finished [T, N]
+    tracker, finished = unrolled_scan(step, tracker, (earned, done))  # finished [T, N]
     done = done & (finished.length > 0)
     columns = {"return": finished.ret, "length": finished.length}
     episodes = {
@@ -257,7 +265,7 @@ def count_episodes(
     }
     # What is not finite is none
     info = {f"env/{name}": x for name, x in (steps.info or {}).items()}
-    tally = Tally.of_each_step(
+    tally = MetricSums.of_each_step(
         episodes | info, dict.fromkeys(episodes, done) | jax.tree.map(jnp.isfinite, info)
     )
     # The newest of each device and its reports are all that leaves it, in one collective: places as

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from pmaprl.cli.files import check_target, replacing
-from pmaprl.device.agents import Player, Seen, at_start
+from pmaprl.device.agents import Player, PolicyInput, at_start
 from pmaprl.device.evaluation import episode_keys
 from pmaprl.device.sharding import key_data
 from pmaprl.drawing.pictures import INK, PAPER, Paint, below, fitting, font, grid
@@ -73,7 +73,9 @@ def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) 
     reset_key, *keys = episode_keys(key)
 
     @jax.jit
-    def advance(time: jax.Array, seen: Seen, memory: Any, state: Any) -> tuple[Any, Seen, Any, Any]:
+    def advance(
+        time: jax.Array, seen: PolicyInput, memory: Any, state: Any
+    ) -> tuple[Any, PolicyInput, Any, Any]:
         step_key, act_key = (jax.random.fold_in(key, time) for key in keys)
         actions, memory = player.act(seen, memory, act_key[None])
         action = jax.tree.map(lambda x: x[0], actions)
@@ -82,7 +84,7 @@ def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) 
         reached = key_data(out.final_state), out.final_obs, action, out.reward, over
         return (
             reached,
-            jax.tree.map(lambda x: x[None], Seen(out.obs, over, out.reward)),
+            jax.tree.map(lambda x: x[None], PolicyInput(out.obs, over, out.reward)),
             memory,
             out.state,
         )

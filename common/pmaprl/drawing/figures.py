@@ -111,7 +111,7 @@ def _save(figure: Any, path: Path) -> Path:
     return path
 
 
-def descent(sources: np.ndarray, member: int) -> np.ndarray:
+def lineage(sources: np.ndarray, member: int) -> np.ndarray:
     """Where the weights that `member` has in the end were before each of the exchanges [P, S], and
     after the last one: places among the members, [P + 1].
     """
@@ -228,7 +228,7 @@ def _descent(name: str, series: Series, sources: np.ndarray, best: int | None) -
         )
     ]
     if best is not None:
-        path = descent(sources, best)[1:]  # after the exchange of each row
+        path = lineage(sources, best)[1:]  # after the exchange of each row
         lines.append(
             Line(
                 label="descent of the best",

@@ -66,7 +66,9 @@ class LoggedRun(NamedTuple):
     def meaning(self) -> dict[str, str]:
         """The flags that decide what is learned, as JSON."""
         return {
-            name: json.dumps(value) for name, value in self.flags.items() if name not in PLUMBING
+            name: json.dumps(value)
+            for name, value in self.flags.items()
+            if name not in FLAGS_WITHOUT_EFFECT
         }
 
 
@@ -132,7 +134,7 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
     say(f"{path}: its result.json is damaged" for path in paths if has_damaged_result(path))
     counted, repeated = once_each(logged)
     groups = group(counted, selection.by)
-    say([*repeated, *pooled(groups), *side_by_side(groups)])
+    say([*repeated, *mixed_flags_notes(groups), *side_by_side(groups)])
     return groups
 
 
@@ -220,7 +222,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(near[:5])}?" if near else f"there are {', '.join(known)}"
 
 
-PLUMBING = {
+FLAGS_WITHOUT_EFFECT = {
     "env",
     "seed",
     "num_seeds",
@@ -231,9 +233,15 @@ PLUMBING = {
     "gif",
     "tensorboard",
 }
-PLUMBING |= {"wandb", "log_interval", "eval_interval", "checkpoint_interval", "keep_checkpoints"}
-PLUMBING |= {"keep_best", "log_each"}
-PLUMBING |= {name for name in ONE_TIME if name != "init_from"}
+FLAGS_WITHOUT_EFFECT |= {
+    "wandb",
+    "log_interval",
+    "eval_interval",
+    "checkpoint_interval",
+    "keep_checkpoints",
+}
+FLAGS_WITHOUT_EFFECT |= {"keep_best", "log_each"}
+FLAGS_WITHOUT_EFFECT |= {name for name in ONE_TIME if name != "init_from"}
 """Flags that decide nothing about what is learned, or are told apart anyway."""
 
 
@@ -264,7 +272,7 @@ def flag_text(value: Any) -> str:
     return shortened(printable(text))
 
 
-def pooled(groups: Iterable[Group]) -> list[str]:
+def mixed_flags_notes(groups: Iterable[Group]) -> list[str]:
     """Notes on groups whose runs are not repetitions of one experiment with different seeds."""
     places = defaultdict(list)
     for group in groups:

@@ -24,10 +24,12 @@ WHOLE = 2**24
 CHOOSE = "let it be one of some numbers, as by choice:100,500"
 
 
-def member_env(env: Env, hyper: dict[str, jax.Array] | None) -> Env:
+def member_env(env: Env, member_values: dict[str, jax.Array] | None) -> Env:
     """`env` with those of a member's hyper-parameters that are its numbers."""
     numbers = {
-        name.removeprefix(PREFIX): x for name, x in (hyper or {}).items() if name.startswith(PREFIX)
+        name.removeprefix(PREFIX): x
+        for name, x in (member_values or {}).items()
+        if name.startswith(PREFIX)
     }
     return env.with_numbers(numbers) if numbers else env
 
@@ -46,7 +48,9 @@ def run_env(args: Any, env: Env) -> Env:
             f"--reset-pool needs an environment without resets of its own, and {env.name} has them"
         )
     varied = {
-        name: values for name, values in args.members.hyper.items() if name.startswith(PREFIX)
+        name: values
+        for name, values in args.members.member_values.items()
+        if name.startswith(PREFIX)
     }
     for name, values in varied.items():
         check_number(env, name.removeprefix(PREFIX), sorted(set(values)))

@@ -18,7 +18,7 @@ from pmaprl.nets.distributions import (
     SquashedNormal,
     encode_action,
     epsilon_greedy,
-    only_components,
+    restrict_to,
 )
 from pmaprl.nets.normalizers import (
     RunningStats,
@@ -30,5 +30,5 @@ from pmaprl.nets.normalizers import (
     update_stats,
 )
 from pmaprl.nets.recurrent import Inputs, Recurrent, RecurrentTorso, initial_memory
-from pmaprl.nets.returns import Returns, caution_of_support
-from pmaprl.nets.torso import MLP, Ensemble, Features, Torso, apply_to_both
+from pmaprl.nets.returns import ValueDistribution, caution_of_support
+from pmaprl.nets.torso import MLP, Ensemble, Features, Torso, joint_forward

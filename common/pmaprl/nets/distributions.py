@@ -55,7 +55,7 @@ class Categoricals(struct.PyTreeNode):
     # Actions are [...] (Discrete) instead of [..., len(nvec)]
     scalar: bool = struct.field(pytree_node=False)
     legal: jax.Array | None = None  # [..., sum(nvec)] bool; the others have probability zero
-    # [..., len(nvec)] bool; sums are over these alone, see `only_components`
+    # [..., len(nvec)] bool; sums are over these alone, see `restrict_to`
     own: jax.Array | None = None
 
     def only(self, legal: jax.Array | None) -> "Categoricals":
@@ -110,7 +110,7 @@ class Categoricals(struct.PyTreeNode):
         [...].
         """
         pairs = zip(self._log_probs(), other._log_probs(), strict=True)
-        both = only_components(self, self.own if other.own is None else other.own)
+        both = restrict_to(self, self.own if other.own is None else other.own)
         return both._sum(
             jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1) for log_p, log_q in pairs
         )
@@ -154,7 +154,7 @@ class Normal(struct.PyTreeNode):
 
     mean: jax.Array  # [..., A] within -1 .. 1 where actions are within their bounds
     log_std: jax.Array  # [..., A]
-    own: jax.Array | None = None  # [..., A] bool; sums are over these alone, see `only_components`
+    own: jax.Array | None = None  # [..., A] bool; sums are over these alone, see `restrict_to`
     # [A] see `action_scale`
     scale: tuple[float, ...] = struct.field(pytree_node=False, default=(1.0,))
     offset: tuple[float, ...] = struct.field(pytree_node=False, default=(0.0,))
@@ -278,7 +278,7 @@ class SquashedNormal(NamedTuple):
 Distribution = Categoricals | Normal | Joint
 
 
-def only_components(policy: Distribution, own: jax.Array | None) -> Distribution:
+def restrict_to(policy: Distribution, own: jax.Array | None) -> Distribution:
     """A `policy` whose log-probabilities and entropies are of the components of actions that are
     `own` [..., A].
 

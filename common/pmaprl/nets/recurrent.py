@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pmaprl.device.loops import light_scan
+from pmaprl.device.loops import unrolled_scan
 from pmaprl.envs.spaces import Space
 from pmaprl.nets.torso import Torso
 
@@ -100,11 +100,11 @@ class Recurrent(nn.Module):
         )
         # The products with the inputs do not wait for one another: one for all steps
         x = nn.Dense(width, dtype=self.dtype, name=f"input_{layer}")(x)  # [T, N, gates * size]
-        in_turn = cells_in_turn if jax.default_backend() == "cpu" else cells_in_few_kernels
+        in_turn = scan_cells if jax.default_backend() == "cpu" else scan_cells_fused
         return in_turn(cell, kernel.astype(x.dtype), bias, x, first, state)
 
 
-def cells_in_turn(
+def scan_cells(
     cell: Cell, kernel: jax.Array, bias: jax.Array, x: jax.Array, first: jax.Array, state: tuple
 ) -> tuple:
     """States [T, N, H] of a cell after each step, from gates of the inputs [T, N, gates * H] and a
@@ -118,7 +118,7 @@ def cells_in_turn(
         )
         return after, after
 
-    return light_scan(step, state, (x, first), on_cpu=4)[1]
+    return unrolled_scan(step, state, (x, first), on_cpu=4)[1]
 
 
 def emptied(state: tuple, first: jax.Array) -> tuple:
@@ -137,7 +137,7 @@ def gates_of(state: tuple, first: jax.Array, kernel: jax.Array, bias: jax.Array)
 def _forward(
     cell: Cell, kernel: jax.Array, bias: jax.Array, x: jax.Array, first: jax.Array, state: tuple
 ):
-    states = cells_in_turn(cell, kernel, bias, x, first, state)
+    states = scan_cells(cell, kernel, bias, x, first, state)
     return states, (kernel, bias, x, first, state, states)
 
 
@@ -156,7 +156,7 @@ def _backward(cell: Cell, saved: tuple, grads: tuple) -> tuple:
         return emptied((h, *more), first), grads
 
     nothing = jax.tree.map(jnp.zeros_like, state)
-    of_state, grads = light_scan(step, nothing, (grads, first, *inputs), reverse=True, on_cpu=4)
+    of_state, grads = unrolled_scan(step, nothing, (grads, first, *inputs), reverse=True, on_cpu=4)
     _, of_x, of_gates = jax.vjp(cell.step, *inputs)[1](grads)
     return (
         *pull_gates(of_gates),
@@ -166,11 +166,11 @@ def _backward(cell: Cell, saved: tuple, grads: tuple) -> tuple:
     )
 
 
-cells_in_few_kernels = jax.custom_vjp(cells_in_turn, nondiff_argnums=(0,))
+scan_cells_fused = jax.custom_vjp(scan_cells, nondiff_argnums=(0,))
 """The same, whose gradient leaves in the loop over time only what waits for the step after, and
 does the rest for all steps at once: half of the kernels, and a tenth slower on a CPU.
 """
-cells_in_few_kernels.defvjp(_forward, _backward)
+scan_cells_fused.defvjp(_forward, _backward)
 
 
 class RecurrentTorso(nn.Module):

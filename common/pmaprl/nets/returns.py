@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 
 
-class Returns(struct.PyTreeNode):
+class ValueDistribution(struct.PyTreeNode):
     """A categorical distribution over K returns; with K = 1 a number, whose distribution is not
     known.
     """
@@ -19,7 +19,7 @@ class Returns(struct.PyTreeNode):
     high: float = struct.field(pytree_node=False)
 
     @classmethod
-    def of(cls, outputs: jax.Array, low: float, high: float) -> "Returns":
+    def of(cls, outputs: jax.Array, low: float, high: float) -> "ValueDistribution":
         """What a network predicts by its outputs [..., K]."""
         if outputs.shape[-1] == 1:
             return cls(outputs, None, low, high)
@@ -36,19 +36,19 @@ class Returns(struct.PyTreeNode):
             return self.atoms[..., 0]
         return jnp.sum(jax.nn.softmax(self.logits) * self.atoms, axis=-1)
 
-    def smallest(self) -> "Returns":
+    def smallest(self) -> "ValueDistribution":
         """Of several [C, ...] those with the smallest mean, [...]."""
         if self.logits is None:
             return self.replace(atoms=jnp.min(self.atoms, axis=0))
         index = jnp.argmin(self.mean(), axis=0)[None, ..., None]
         return jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=0)[0], self)
 
-    def of_actions(self, action: jax.Array) -> "Returns":
+    def of_actions(self, action: jax.Array) -> "ValueDistribution":
         """Of all discrete actions [..., B, n] those of the `action` [B] taken, [..., B]."""
         index = action.reshape(*[1] * (self.atoms.ndim - 3), len(action), 1, 1)
         return jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=-2)[..., 0, :], self)
 
-    def expected(self, probs: jax.Array) -> "Returns":
+    def expected(self, probs: jax.Array) -> "ValueDistribution":
         """Those of an action drawn by `probs` [..., n], from those of all discrete actions [...,
         n].
         """
@@ -66,7 +66,7 @@ class Returns(struct.PyTreeNode):
         beyond = (self.atoms < self.low) | (self.atoms > self.high)
         return jnp.sum(jax.nn.softmax(self.logits), axis=-1, where=beyond)
 
-    def error(self, target: "Returns") -> jax.Array:
+    def error(self, target: "ValueDistribution") -> jax.Array:
         """Squared error of a number, else the cross entropy with the target's distribution over our
         atoms, [...].
         """

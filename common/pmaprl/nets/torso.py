@@ -124,7 +124,7 @@ def patches(x: jax.Array, size: int = 3, stride: int = 1) -> jax.Array:
     )
 
 
-def by_columns(x: jax.Array, kernel: jax.Array, *_, **__) -> jax.Array:
+def dense_columnwise(x: jax.Array, kernel: jax.Array, *_, **__) -> jax.Array:
     """The `dot_general` of a `nn.Dense` behind an `ImageEncoder`: of its features [..., F] and a
     kernel [F, N].
 
@@ -228,7 +228,7 @@ class BatchNorm(nn.Module):
         return (x - mean) * (scale / deviation) + bias
 
 
-def apply_to_both(
+def joint_forward(
     network: nn.Module, variables: Any, one: tuple, other: tuple
 ) -> tuple[Any, Any, Any]:
     """What a network that normalises batches makes of two in training, and its statistics after
@@ -290,7 +290,7 @@ class MLP(nn.Module):
                 )
             return norm(x, "layer", "batch", "renorm")
         for index, width in enumerate(self.hidden_sizes):
-            product = by_columns if self.behind_convolutions and index == 0 else None
+            product = dense_columnwise if self.behind_convolutions and index == 0 else None
             x = nn.Dense(width, dot_general=product, use_bias=self.norm != "batch", **self.layer)(x)
             x = norm(activation(norm(x, "layer", "batch")), "renorm")
         return x

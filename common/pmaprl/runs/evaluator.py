@@ -14,7 +14,7 @@ from pmaprl.device.evaluation import SEED, Episodes, fault_of
 from pmaprl.runs.checkpoints import overall
 from pmaprl.runs.console import brief_returns
 from pmaprl.runs.metrics import Row
-from pmaprl.runs.results import Score
+from pmaprl.runs.results import EvaluationResult
 
 POLL_INTERVAL = 0.01  # seconds between two looks at an evaluation that is waited for
 MOST_PENDING = 8  # evaluations, each with a learner on the host
@@ -28,7 +28,7 @@ class Evaluations:
     training waits.
     """
 
-    def __init__(self, run: Any, newest: Score):
+    def __init__(self, run: Any, newest: EvaluationResult):
         """Of a `Run`, whose parts they use; `newest` is the last evaluation before it, if there was
         one.
         """
@@ -111,7 +111,7 @@ class Evaluations:
 
     def _end(self, step: int, episodes: Episodes) -> None:
         run = self._run
-        self.newest = Score(step, metrics_of(episodes, run.is_game))
+        self.newest = EvaluationResult(step, metrics_of(episodes, run.is_game))
         self.goal_reached |= self._reaches_goal(self.newest.returns)
         if step < run.total:  # the end of a run says it with more numbers
             earned = brief_returns(self.newest.returns, run.args.is_population)

@@ -21,7 +21,7 @@ from pmaprl.runs.checkpoints import overall
 from pmaprl.runs.console import brief, brief_returns
 from pmaprl.runs.intervals import describe_intervals
 from pmaprl.runs.metrics import jsonable, read_log
-from pmaprl.runs.results import Score, ranked, training_returns
+from pmaprl.runs.results import EvaluationResult, ranked, training_returns
 
 SHOWN_MEMBERS = 5
 
@@ -52,7 +52,11 @@ def header(run: Any, env: str, notes: dict[str, str], changes: list[str]) -> str
     lines += [f"sizes    {line}" for line in args.sizes(len(run.devices))]
     lines.append(f"due      {describe_intervals(run.intervals)}")
     if args.is_population:
-        differ = f", which differ in {', '.join(args.members.hyper)}" if args.members.hyper else ""
+        differ = (
+            f", which differ in {', '.join(args.members.member_values)}"
+            if args.members.member_values
+            else ""
+        )
         lines.append(f"members  {args.num_agents:,}{differ}")
     lines += [f"{name:<8} {note}" for name, note in notes.items()]
     if run.total != args.total_timesteps:
@@ -132,7 +136,7 @@ def footer(run: Any, record: dict[str, Any], more: list[str]) -> str:
 LISTED_SEEDS = 5  # at most are told one by one
 
 
-def _seeds(run: Any, newest: Score, when: str) -> list[str]:
+def _seeds(run: Any, newest: EvaluationResult, when: str) -> list[str]:
     """Lines on the returns of each seed, and where there are several on all together."""
     args = run.args
     evaluation = newest.evaluation
@@ -183,7 +187,7 @@ def summary_of_seeds(returns: np.ndarray, first_seed: int) -> str:
     return f"{middle}, {', '.join(extremes)}{broken}"
 
 
-def _members(run: Any, newest: Score, when: str) -> list[str]:
+def _members(run: Any, newest: EvaluationResult, when: str) -> list[str]:
     """What the best members of a population earn, and with which flags."""
     args = run.args
     means = newest.returns
@@ -196,7 +200,9 @@ def _members(run: Any, newest: Score, when: str) -> list[str]:
     lines = [f"greedy   return {of_all}"]
     shown = min(len(order), SHOWN_MEMBERS)
     lines.append(f"ranked   the {shown} best (optimistic: picked by this evaluation), and {told}:")
-    evolved = [f"hyper/{name}" for name in args.members.hyper] if args.exchange_interval else []
+    evolved = (
+        [f"hyper/{name}" for name in args.members.member_values] if args.exchange_interval else []
+    )
     series = read_log(run.dir, evolved).series
     flags = args.flags_of_members()
     for place, member in enumerate(order[:SHOWN_MEMBERS], start=1):

@@ -17,7 +17,7 @@ from pmaprl.runs.metrics import RECENT, Series, is_number, read_log
 RESULT = "result.json"
 
 
-class Score(NamedTuple):
+class EvaluationResult(NamedTuple):
     """The metrics of an evaluation, a number per seed each."""
 
     step: int  # of what was evaluated
@@ -73,7 +73,7 @@ def has_ended_at(run_dir: Path, step: int) -> bool:
 SHOWN = "return_mean", "return_std", "return_min", "return_max"  # of an evaluation, in the footer
 
 
-def stored_evaluation(run_dir: Path, step: int, count: int = 1) -> Score:
+def stored_evaluation(run_dir: Path, step: int, count: int = 1) -> EvaluationResult:
     """The last evaluation in `result.json` of so many agents, if there is one and the run was at
     `step` then.
 
@@ -90,7 +90,7 @@ def stored_evaluation(run_dir: Path, step: int, count: int = 1) -> Score:
     fits = all(len(values) == count for values in of_seeds.values()) and isinstance(evaluated, int)
     if not fits or of_seeds and not of_seeds.keys() >= {f"eval/{name}" for name in SHOWN}:
         raise UsageError(f"{run_dir / RESULT} has no evaluation of {count} agents: delete the file")
-    return Score(evaluated, of_seeds)
+    return EvaluationResult(evaluated, of_seeds)
 
 
 def ranked(returns: list[float], training: Series | None = None) -> list[int]:

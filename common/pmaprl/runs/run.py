@@ -200,7 +200,7 @@ class Run:
         return self.steps < self._end and not self.stopping
 
     @property
-    def leaving(self) -> bool:
+    def wants_to_stop(self) -> bool:
         """Whether a signal, the clock (once anything is trained), the callback or a good return
         wants the end, here.
         """
@@ -221,7 +221,9 @@ class Run:
     @property
     def stopping(self) -> bool:
         """Whether that is so in any process, all of which have to ask at the same time."""
-        return bool(self._interruption.received() or multihost.max_over_processes(self.leaving))
+        return bool(
+            self._interruption.received() or multihost.max_over_processes(self.wants_to_stop)
+        )
 
     def no_more_evaluations(self) -> bool:
         """Whether none is to be played, or waited for, any more; all processes have to ask at the
@@ -266,14 +268,16 @@ class Run:
             due |= {"eval", "checkpoint"}
         self.recorder.chunk.is_whole = bool(due)
         if due & {"eval", "checkpoint"}:
-            self._settle(
+            self._evaluate_and_save(
                 state, evaluate="eval" in due, save="checkpoint" in due, goes_on=self._goes_on
             )
         elif (self.callback and due) or multihost.count() > 1:
             self.recorder.wait()  # processes wait for each other anyway
             self.catch_up()  # the callback may end the run here
 
-    def _settle(self, state: Any, evaluate: bool, save: bool, goes_on: bool = False) -> None:
+    def _evaluate_and_save(
+        self, state: Any, evaluate: bool, save: bool, goes_on: bool = False
+    ) -> None:
         """Evaluate and save this very state, unless that is done; where training `goes_on`, only
         begin with both.
         """
@@ -343,7 +347,7 @@ class Run:
         if due:
             self.console.doing("training")
 
-    def rescue(self, state: Any) -> None:
+    def save_after_failure(self, state: Any) -> None:
         """Save before the run fails for a reason that does not lie in `state`; warns where that
         fails too.
         """
@@ -369,7 +373,7 @@ class Run:
             self.catch_up()
             if self.recorder.chunk:
                 self.recorder.chunk.is_whole = True
-            self._settle(state, evaluate=not self._interruption.received(), save=True)
+            self._evaluate_and_save(state, evaluate=not self._interruption.received(), save=True)
             self.console.stop(self.steps)
             # Once all is saved, since an environment on the host may fail
             self.evaluations.finish()

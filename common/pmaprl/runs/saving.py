@@ -18,7 +18,7 @@ from pmaprl.device.sharding import Arrays, copied, flatten, to_host, unflatten
 from pmaprl.runs.checkpoints import FOLDER, Checkpoints, Mismatch, sha256
 from pmaprl.runs.console import Console
 from pmaprl.runs.lock import is_ours
-from pmaprl.runs.results import Score, has_ended_at, stored_evaluation
+from pmaprl.runs.results import EvaluationResult, has_ended_at, stored_evaluation
 
 TRANSFERRED = tuple(
     f"learner/{name}/" for name in ("params", "target_params", "obs_stats", "return_stats")
@@ -32,17 +32,17 @@ checkpoint still loads.
 """
 
 
-class Start(NamedTuple):
+class InitialState(NamedTuple):
     """What a run begins from."""
 
     step: int = 0
     arrays: Arrays = {}  # of another state, in place of fresh ones; not to be changed
     host: Any = None  # that state on the host, where a run is resumed, with zeros for what it lacks
-    newest: Score = Score(0, {})  # the last evaluation; not to be changed
+    newest: EvaluationResult = EvaluationResult(0, {})  # the last evaluation; not to be changed
     has_ended: bool = False  # there before: nothing cut it short, and this step was evaluated
 
 
-def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Start:
+def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> InitialState:
     """The newest state, `like` this, of the run that --resume names, or else the parameters that
     --init-from names.
     """
@@ -63,13 +63,15 @@ def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Star
                 f"again, {again}"
             )
         wrong = f"--init-from {source} does not fit"
-        return Start(arrays=_parameters_of(source, like, console)) if source else Start()
+        return (
+            InitialState(arrays=_parameters_of(source, like, console)) if source else InitialState()
+        )
     except Mismatch as error:
         reasons = [*_reasons(read_config(source), config), str(error)]
         raise UsageError(f"{wrong}: {'; '.join(reasons)}") from error
 
 
-def _resumed(args: Any, like: Any, console: Console) -> Start | None:
+def _resumed(args: Any, like: Any, console: Console) -> InitialState | None:
     """None where that run has not saved anything yet."""
     path = Path(args.resume)
     zeros = flatten(like)
@@ -102,9 +104,9 @@ def _resumed(args: Any, like: Any, console: Console) -> Start | None:
             f"resumed  without {', '.join(renewed)}, which the checkpoint does not have: "
             "they begin anew"
         )
-    newest = Score(*multihost.on_first(stored_evaluation, path, step, args.num_agents))
+    newest = EvaluationResult(*multihost.on_first(stored_evaluation, path, step, args.num_agents))
     has_ended = newest.step == step and multihost.on_first(has_ended_at, path, step)
-    return Start(
+    return InitialState(
         step=step,
         arrays=stored,
         host=unflatten(zeros | stored, like),
@@ -142,7 +144,7 @@ class Saver:
     same time.
     """
 
-    def __init__(self, directory: Path | None, args: Any, start: Start):
+    def __init__(self, directory: Path | None, args: Any, start: InitialState):
         """Checkpoints go into the run's `directory`, or nowhere."""
         self._directory = directory
         of_envs = () if getattr(args, "save_envs", True) else ENVS

@@ -63,6 +63,8 @@ def global_ids(local: int, axis_name: str = AXIS) -> jax.Array:
 
 def gathered(x: jax.Array, axis_name: str = AXIS) -> jax.Array:
     """The parts `x` [N, ...] of all devices one after the other, the same on every device."""
+    if jax.lax.axis_size(axis_name) == 1:  # a CPU would take 25 microseconds all the same
+        return x
     return jax.lax.all_gather(x, axis_name, tiled=True)
 
 

@@ -16,8 +16,10 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, config, **_):
-    """Files outside docs/ are links into the repository. Raises ValueError where one does not
-    exist.
+    """Show examples in the pages, and let links out of docs/ lead into the repository.
+
+    Raises:
+        ValueError: a file that a page names does not exist.
     """
 
     def into_the_repository(match: re.Match) -> str:
@@ -26,4 +28,8 @@ def on_page_markdown(markdown, config, **_):
             raise ValueError(f"a link leads to ../{path}, which does not exist")
         return f"]({config.repo_url.rstrip('/')}/blob/main/{match[1]})"
 
-    return re.sub(r"\]\(\.\./([^)]+)\)", into_the_repository, markdown)
+    def code_of(match: re.Match) -> str:
+        return f'```python title="{match[1]}"\n{(ROOT / match[1]).read_text()}```'
+
+    markdown = re.sub(r"\]\(\.\./([^)]+)\)", into_the_repository, markdown)
+    return re.sub(r"<!-- include (\S+) -->", code_of, markdown)

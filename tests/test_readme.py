@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -88,6 +89,11 @@ def test_links_lead_somewhere():
         assert not anchor or anchor in anchors(linked), f"{page.name}: {target}"
 
 
+def test_the_pages_show_all_examples():
+    shown = {name for page in PAGES for name in re.findall(r'<!-- include (\S+) -->', page.read_text())}
+    assert shown == {f"examples/{path.name}" for path in EXAMPLES.glob("*.py")}
+
+
 def test_the_pages_stay_short():
     # Bars of tables are none
     words = {page: len(re.findall(r"\S*\w\S*", page.read_text())) for page in PAGES}
@@ -104,10 +110,7 @@ def test_the_update_of_the_page_of_ppo_runs_under_shard_map():
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(names["state"].learner.params))
 
 
-def write_environments(folder: Path) -> None:
-    """Write the files with environments that the page shows."""
-    for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", OWN.read_text(), re.DOTALL):
-        (folder / name).write_text(code)
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.slow
@@ -116,9 +119,10 @@ def write_environments(folder: Path) -> None:
     [("my_envs:Walk", SMALL), ("gymnasium:my_gym_envs:Walk-v0", SMALL_ACTORS.split())],
 )
 def test_the_environments_of_docs_train(env, small, tmp_path, monkeypatch):
-    write_environments(tmp_path)
-    (tmp_path / "suites.py").touch()  # the user's, not the kit's
     monkeypatch.chdir(tmp_path)
+    for path in EXAMPLES.glob("my_*.py"):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "suites.py").touch()  # the user's, not the kit's
     monkeypatch.setattr(sys, "path", [*sys.path])  # the working directory is put there
     ((module, words),) = [command for command in commands(OWN) if command[1] == ["--env", env]]
     algorithm = importlib.import_module(module)
@@ -130,12 +134,8 @@ def test_the_environments_of_docs_train(env, small, tmp_path, monkeypatch):
 
 
 def test_the_documented_frame_draws_an_environment(tmp_path, monkeypatch):
-    write_environments(tmp_path)
-    (frame,) = re.findall(r"<!-- frame -->\n```python\n(.*?)```", OWN.read_text(), re.DOTALL)
-    walk = tmp_path / "drawn_envs.py"
-    walk.write_text(f"import numpy as np\n{(tmp_path / 'my_envs.py').read_text()}\n{frame}")
-    monkeypatch.syspath_prepend(tmp_path)
-    env = make("drawn_envs:Drawn")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    env = make("my_envs:Drawn")
     recording = record(env, lambda obs: jnp.ones(1, jnp.int32), jax.random.key(0), env.max_steps)
     assert recording.obs_names == ("place",)
     warnings = []
@@ -154,8 +154,6 @@ def test_the_documented_frame_draws_an_environment(tmp_path, monkeypatch):
 
 
 NEW = DOCS / "new-algorithm.md"
-# Of the algorithms that the page writes from nothing
-BEGINNINGS = {"a2c_pmap": "Advantage", "q_pmap": "Q-learning"}
 SMALL_RUNS = {
     "a2c_pmap": {"num_steps": 8, "hidden_sizes": (8,)},
     "q_pmap": {"learning_starts": 32, "batch_size": 8, "buffer_size": 64},
@@ -165,12 +163,9 @@ REACHED = {"a2c_pmap": 500.0, "q_pmap": 100.0}  # at random it is 20
 
 
 @pytest.fixture(params=["a2c_pmap", pytest.param("q_pmap", marks=pytest.mark.slow)])
-def written(request, tmp_path, monkeypatch):
-    """An algorithm that new-algorithm.md writes, as a module."""
-    beginning = BEGINNINGS[request.param]
-    (code,) = re.findall(rf"```python\n(\"\"\"{beginning}.*?)```", NEW.read_text(), re.DOTALL)
-    (tmp_path / f"{request.param}.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
+def written(request, monkeypatch):
+    """An algorithm of examples/, as a module."""
+    monkeypatch.syspath_prepend(EXAMPLES)
     yield importlib.import_module(request.param)
     del sys.modules[request.param]
 

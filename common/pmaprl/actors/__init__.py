@@ -1,0 +1,1 @@
+"""Environments on the host, stepped in threads beside a learner."""

@@ -1,0 +1,1 @@
+"""Flags, checks, errors and whole files; imports nothing slow."""

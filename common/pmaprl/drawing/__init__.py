@@ -1,0 +1,1 @@
+"""Learning curves and tables, and episodes as pictures."""

@@ -1,0 +1,1 @@
+"""Environments by name, their interface, their spaces and masks."""

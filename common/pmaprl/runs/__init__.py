@@ -1,0 +1,1 @@
+"""One run: its intervals, rows, checkpoints, evaluations, and the lines that it prints."""

@@ -1,0 +1,168 @@
+"""Advantage Actor-Critic (Mnih et al. 2016), synchronous, data-parallel over every device.
+
+python examples/a2c_pmap.py --env CartPole-v1
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from pmaprl.flags import (
+    AdamBeta,
+    Count,
+    Counts,
+    Discount,
+    NonNegative,
+    OnPolicyArgs,
+    Positive,
+    main,
+    parse,
+)
+
+
+@dataclass(kw_only=True)
+class Args(OnPolicyArgs):
+    """Train A2C. Sizes such as --num-envs are totals over all devices."""
+
+    # rollout and advantage
+    num_steps: Count = 16
+    """Steps of every environment per update."""
+    gamma: Discount = 0.99
+    """Discount factor."""
+    # optimiser
+    learning_rate: Positive = 3e-3
+    """Initial learning rate of Adam."""
+    lr_schedule: Literal["linear", "constant"] = "linear"
+    """Learning rate over the run: linear to zero, or constant."""
+    max_grad_norm: NonNegative = 0.5
+    """Global norm at which gradients are clipped; 0: no clipping."""
+    adam_b1: AdamBeta = 0.9
+    """Adam's beta1."""
+    adam_b2: AdamBeta = 0.999
+    """Adam's beta2."""
+    # loss
+    vf_coef: NonNegative = 0.5
+    """Weight of the value loss."""
+    ent_coef: NonNegative = 0.01
+    """Entropy coefficient."""
+    # network
+    activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
+    """Activation of the hidden layers."""
+    hidden_sizes: Counts = (64, 64)
+    """Widths of the hidden layers."""
+
+
+if __name__ == "__main__":
+    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from pmaprl.algorithm import EnvSpec, OnPolicy, Rollout, UpdateContext, nets, optim, run_algorithm
+
+
+class Network(nn.Module):
+    """The policy, a distribution over actions, and the value [B] of an observation."""
+
+    args: Args
+    env: EnvSpec
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> tuple[nets.Distribution, jax.Array]:
+        x = nets.Torso.of(self.args, nets.without_privileged(self.env.observation_space))(obs)
+        value = nn.Dense(1)(nets.Torso.of(self.args, self.env.observation_space)(obs))[..., 0]
+        return nets.PolicyHead(self.env.action_space)(x, obs), value
+
+
+class Learner(struct.PyTreeNode):
+    """What A2C learns, identical on every device."""
+
+    params: Any
+    opt_state: optim.AdamState
+    obs_stats: None = None  # observations are not normalised
+
+
+def n_step_returns(reward, next_value, terminated, truncated, gamma: float) -> jax.Array:
+    """Sum discounted rewards [T, N] up to the end of the rollout or episode (section 4).
+
+    The value of what follows is added, except after a termination.
+    """
+
+    def backward(following, inputs):
+        reward, next_value, terminated, truncated = inputs
+        following = jnp.where(truncated, next_value, following)
+        total = reward + gamma * jnp.where(terminated, 0.0, following)
+        return total, total
+
+    steps = reward, next_value, terminated, truncated
+    return jax.lax.scan(backward, next_value[-1], steps, reverse=True)[1]
+
+
+def make_a2c(args: Args, env: EnvSpec) -> OnPolicy:
+    """A2C for `env` as pure functions of one agent on one device."""
+    network = Network(args, env)
+
+    def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> tuple[jax.Array, tuple]:
+        return network.apply(learner.params, obs)[0].sample(noise), ()
+
+    def update(
+        learner: Learner, rollout: Rollout, context: UpdateContext
+    ) -> tuple[Learner, dict[str, jax.Array]]:
+        """One gradient step on a rollout."""
+        value = value_of(learner, rollout.obs)  # [T, N]
+        next_value = rollout.next_values(value, partial(value_of, learner))
+        ends = rollout.terminated, rollout.truncated
+        target = n_step_returns(rollout.reward, next_value, *ends, context.hparams.gamma)
+        grads, metrics = optim.mean_gradients(loss)(
+            learner.params, rollout, target, context.hparams
+        )  # over all devices
+        params, opt_state = optim.adam_step(
+            learner.params, grads, learner.opt_state, context.hparams
+        )
+        return learner.replace(params=params, opt_state=opt_state), metrics
+
+    def loss(
+        params: Any, rollout: Rollout, target: jax.Array, hparams: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        policy, value = network.apply(params, rollout.obs)
+        policy = nets.restrict_to(policy, rollout.own)  # those that it chose itself, in a team
+        advantage = jax.lax.stop_gradient(target - value)
+        losses = {
+            "loss/policy": -jnp.mean(policy.log_prob(rollout.action) * advantage),
+            "loss/value": 0.5 * jnp.mean(jnp.square(value - target)),
+            "policy/entropy": jnp.mean(policy.entropy()),
+        }
+        total = (
+            losses["loss/policy"]
+            + hparams.vf_coef * losses["loss/value"]
+            - hparams.ent_coef * losses["policy/entropy"]
+        )
+        return total, losses
+
+    def value_of(learner: Learner, obs: jax.Array) -> jax.Array:
+        return network.apply(learner.params, obs)[1]
+
+    def init(key: jax.Array, hparams: Any) -> Learner:
+        params = network.init(key, env.example_obs(1))
+        return Learner(params, optim.adam_init(params, hparams))
+
+    def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Choose actions [B, ...] for observations [B, ...]: the likeliest, or by a key sampled."""
+        policy = network.apply(learner.params, obs)[0]
+        return policy.mode() if key is None else policy.sample_with_key(key)
+
+    return OnPolicy(init, explore, update, act)
+
+
+make_algorithm = make_a2c  # the name by which `load_policy` knows it
+
+
+def train(args: Args, env: Any = None, callback: Any = None) -> Any:
+    """Train as the command line does; see `run_algorithm`."""
+    return run_algorithm(args, __file__, make_a2c, env, callback)
+
+
+if __name__ == "__main__":
+    main(train, ARGS)

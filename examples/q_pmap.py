@@ -1,0 +1,118 @@
+"""Q-learning with a target network (Mnih et al. 2015), data-parallel over every device.
+
+python examples/q_pmap.py --env CartPole-v1 --total-timesteps 30000
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pmaprl.flags import Discount, Fraction, OffPolicyArgs, Positive, Share, main, parse
+
+
+@dataclass(kw_only=True)
+class Args(OffPolicyArgs):
+    """Train a Q network."""
+
+    learning_rate: Positive = 1e-3
+    """Learning rate of Adam."""
+    gamma: Discount = 0.99
+    """Discount factor."""
+    tau: Share = 0.01
+    """Share of the Q network in an update of its target."""
+    epsilon: Fraction = 0.1
+    """Probability of a random action."""
+
+
+if __name__ == "__main__":
+    ARGS = parse(Args)
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from pmaprl.algorithm import (
+    EnvSpec,
+    OffPolicy,
+    Transition,
+    UpdateContext,
+    nets,
+    optim,
+    run_algorithm,
+)
+
+
+class QNetwork(nn.Module):
+    """Values of all actions, [B, n]."""
+
+    args: Args
+    env: EnvSpec
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> jax.Array:
+        space = nets.without_privileged(self.env.observation_space)
+        x = nets.Torso.of(self.args, space, hidden_sizes=(64, 64), activation="relu")(obs)
+        return nets.QHead(self.env.action_space)(x, obs)
+
+
+class Learner(struct.PyTreeNode):
+    """What Q-learning learns."""
+
+    params: Any
+    target_params: Any
+    opt_state: optax.OptState
+    obs_stats: None = None
+
+
+def make_q(args: Args, env: EnvSpec) -> OffPolicy:
+    """Q-learning for `env`."""
+    nets.check_discrete(env, "algos/ppo_pmap.py")
+    network = QNetwork(args, env)
+
+    def policy_of(learner: Learner, obs: jax.Array) -> nets.Categoricals:
+        return nets.epsilon_greedy(network.apply(learner.params, obs), args.epsilon, obs)
+
+    def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> jax.Array:
+        return policy_of(learner, obs).sample(noise)
+
+    def update(
+        learner: Learner, batch: Transition, context: UpdateContext
+    ) -> tuple[Learner, optim.Metrics]:
+        next_q = jnp.max(network.apply(learner.target_params, batch.next_obs), axis=-1)
+        target = batch.reward + context.hparams.gamma * jnp.where(batch.terminated, 0.0, next_q)
+
+        def loss(params):
+            q = jnp.take_along_axis(
+                network.apply(params, batch.obs), batch.action[:, None], axis=1
+            )[:, 0]
+            value = jnp.mean(optax.l2_loss(q, target))
+            return value, ({"loss/q": value}, {})
+
+        adam = optax.adam(context.hparams.learning_rate)
+        params, opt_state, metrics, _ = optim.gradient_step(
+            loss, learner.params, adam, learner.opt_state
+        )
+        target_params = optax.incremental_update(params, learner.target_params, context.hparams.tau)
+        return Learner(params, target_params, opt_state), metrics
+
+    def init(key: jax.Array, hparams: Any) -> Learner:
+        params = network.init(key, env.example_obs(1))
+        return Learner(params, params, optax.adam(hparams.learning_rate).init(params))
+
+    def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        policy = policy_of(learner, obs)
+        return policy.mode() if key is None else policy.sample_with_key(key)
+
+    return OffPolicy(init, explore, update, act)
+
+
+make_algorithm = make_q
+
+
+def train(args: Args, env: Any = None, callback: Any = None) -> Any:
+    return run_algorithm(args, __file__, make_q, env, callback)
+
+
+if __name__ == "__main__":
+    main(train, ARGS)

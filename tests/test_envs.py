@@ -492,9 +492,43 @@ def test_numbers_of_64_bits_are_kept_or_refused(value, part):
         wrap(Large())
 
 
-def test_a_time_limit_that_is_no_whole_number_counts_as_the_next_one():
+@pytest.mark.parametrize(("limit", "steps"), [(np.inf, 1000), (20.5, 21), (np.int32(9), 9)])
+def test_a_time_limit_may_be_any_number(limit, steps):
     pusher = Pusher()
-    assert wrap((pusher, pusher.default_params.replace(max_steps_in_episode=20.5))).max_steps == 21
+    params = pusher.default_params.replace(max_steps_in_episode=limit)
+    assert wrap((pusher, params)).max_steps == steps
+
+
+def test_a_time_limit_that_is_no_number_is_refused():
+    pusher = Pusher()
+    with pytest.raises(UsageError, match="max_steps_in_episode is None"):
+        wrap((pusher, pusher.default_params.replace(max_steps_in_episode=None)))
+
+
+def test_a_reward_that_is_a_key_is_refused():
+    class Key(Pusher):
+        def step_env(self, key, state, action, params):
+            obs, state, _, *rest = super().step_env(key, state, action, params)
+            return obs, state, key, *rest
+
+    with pytest.raises(UsageError, match="no number"):
+        wrap(Key())
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"type": "Box", "shape": [300_000, 300_000], "low": 0, "high": 1},
+        {"type": "MultiDiscrete", "shape": [2_000_000], "nvec": [2] * 2_000_000},
+    ],
+    ids=["box", "choices"],
+)
+def test_a_stored_space_that_nobody_could_train_on_is_refused_at_once(space):
+    stored = EnvSpec(
+        "Wide-v0", spaces.box((2,)), np.dtype(np.float32), spaces.Discrete(2)
+    ).to_json()
+    with pytest.raises(ValueError, match="too large"):
+        EnvSpec.from_json(stored | {"observation_space": space})
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int4"])

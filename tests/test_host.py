@@ -54,6 +54,7 @@ from pmaprl.envs.host import evaluation_params
 from pmaprl.envs.numbers import cast
 from pmaprl.envs.registry import make_host
 from pmaprl.envs.spaces import Box, Discrete, EnvSpec, convert, map_leaves
+from pmaprl.suites.gymnasium import SuiteEnv
 from pmaprl.suites.tools.checked import _element, _number, of_each, true_of_each
 from pmaprl.suites.tools.conversion import Conversion
 from pmaprl.suites.tools.processes import Processes
@@ -688,6 +689,20 @@ def test_observations_of_a_vector_environment_are_an_array_of_numbers(obs):
     stepper._worker = SimpleNamespace(name="Odd-v0")
     with pytest.raises(FailedEnvError, match="not an array of numbers"):
         stepper._checked_part(jax.ShapeDtypeStruct((2,), np.float32), obs)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [np.zeros((1, 2)), np.zeros(1), [300, 0], [-1, 0], [np.nan, 0], [0.5, 0], ["a", "b"], [1j, 0]],
+    ids=str,
+)
+def test_a_last_observation_of_a_vector_environment_is_not_cast_or_broadcast(last):
+    envs = object.__new__(SuiteEnv)
+    envs._env_id = "Odd-v0"
+    like = np.zeros((3, 2), np.uint8)
+    assert envs._fitting([255, 0], like).tolist() == [255, 0]
+    with pytest.raises(FailedEnvError, match="final_obs"):
+        envs._fitting(last, like)
 
 
 def test_rewards_and_ends_of_a_vector_environment_are_one_of_each():

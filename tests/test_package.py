@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -41,17 +42,31 @@ def test_each_command_is_a_module():
         assert (PACKAGE / f"{name.replace('-', '_')}.py").exists()
 
 
+def digest_of(path):
+    return sha256(path.read_bytes()).hexdigest()
+
+
 def test_a_run_may_name_files_that_the_user_has_run_and_no_others(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     fork, other, text = (tmp_path / name for name in ("fork.py", "other.py", "fork.txt"))
-    assert not scripts.may_be_imported(fork)
-    scripts.remember(text)
+    for path in (fork, other, text):
+        path.write_text("gamma = 0.9")
+    assert not scripts.may_be_imported(fork, digest_of(fork))
+    for path in (text, fork, fork):
+        scripts.remember(path)
+    assert scripts.may_be_imported(fork, digest_of(fork))
+    assert not scripts.may_be_imported(other, digest_of(other))
+    assert not scripts.may_be_imported(text, digest_of(text)), "only Python is imported"
+    assert scripts.may_be_imported(ROOT / "algos" / "ppo_pmap.py", "")
+
+
+def test_a_file_that_has_changed_since_it_was_run_is_another_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fork = tmp_path / "fork.py"
+    fork.write_text("gamma = 0.9")
     scripts.remember(fork)
-    scripts.remember(fork)
-    assert scripts.may_be_imported(fork)
-    assert not scripts.may_be_imported(other)
-    assert not scripts.may_be_imported(text), "only Python is imported"
-    assert scripts.may_be_imported(ROOT / "algos" / "ppo_pmap.py")
+    fork.write_text("import stranger")
+    assert not scripts.may_be_imported(fork, digest_of(fork))
 
 
 @pytest.mark.parametrize("content", ["", "[", "{}", "[1, null]", "[" * 100_000])
@@ -59,9 +74,11 @@ def test_a_damaged_list_of_files_names_none(content, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "pmaprl").mkdir()
     (tmp_path / "pmaprl" / scripts.NAME).write_text(content)
-    assert not scripts.may_be_imported(tmp_path / "fork.py")
-    scripts.remember(tmp_path / "fork.py")
-    assert scripts.may_be_imported(tmp_path / "fork.py")
+    fork = tmp_path / "fork.py"
+    fork.touch()
+    assert not scripts.may_be_imported(fork, digest_of(fork))
+    scripts.remember(fork)
+    assert scripts.may_be_imported(fork, digest_of(fork))
 
 
 @pytest.fixture(scope="module")

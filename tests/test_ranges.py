@@ -255,9 +255,13 @@ BITS_OF = {"fire": spaces.box((2,), 0, 1), "move": spaces.box((2,), 0, 1)}
     [
         spec_with({"action_mask": BITS_OF}, MultiDiscrete((2, 2))),
         spec_with({"action_mask": BITS_OF}, {"a": Discrete(2), "b": Discrete(2)}),
+        spec_with({"action_mask": spaces.box((4,), 0, 1)}, {"a": Discrete(2), "b": Discrete(2)}),
+        spec_with(
+            {"action_mask": (spaces.box((2,), 0, 1),) * 2}, {"a": Discrete(2), "b": Discrete(2)}
+        ),
         spec_with({"inner": {"action_mask": spaces.box((2,), 0, 1)}}, Discrete(2)),
     ],
-    ids=range(3),
+    ids=range(5),
 )
 def test_a_mask_that_does_not_say_what_it_masks_is_refused(spec):
     with pytest.raises(UsageError, match="mask"):

@@ -90,7 +90,9 @@ def test_links_lead_somewhere():
 
 
 def test_the_pages_show_all_examples():
-    shown = {name for page in PAGES for name in re.findall(r'<!-- include (\S+) -->', page.read_text())}
+    shown = {
+        name for page in PAGES for name in re.findall(r"<!-- include (\S+) -->", page.read_text())
+    }
     assert shown == {f"examples/{path.name}" for path in EXAMPLES.glob("*.py")}
 
 

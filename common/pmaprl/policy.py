@@ -170,16 +170,17 @@ def _module(
     path = Path(
         (algorithm.__file__ if given else algorithm) or ROOT / str(config.get("script"))
     ).resolve()
-    if algorithm is None and not may_be_imported(path):
-        ways = (
-            f"--algorithm {shlex.quote(str(path))}, or in Python load_policy(..., "
-            f"algorithm={str(path)!r})"
+    is_there = path.is_file()
+    digest = sha256(path.read_bytes()).hexdigest() if is_there else ""
+    if algorithm is None and not may_be_imported(path, digest):
+        ways = f"--algorithm {shlex.quote(str(path))}"
+        in_python = f"load_policy(..., algorithm={str(path)!r})"
+        told = f"{run_dir} was made by {path}, which has not trained here as it is now"
+        raise UsageError(
+            f"{told}: if you trust that file, name it by {ways}, in Python {in_python}"
         )
-        told = f"{run_dir} was made by {path}, which has not trained here"
-        raise UsageError(f"{told}: if you trust that file, name it by {ways}")
-    if not path.is_file():
+    if not is_there:
         raise UsageError(f"the algorithm of {run_dir} is not there: {path} does not exist")
-    digest = sha256(path.read_bytes()).hexdigest()
     module = algorithm if given else import_file(path, digest)
     if digest != config.get("script_sha256"):
         text = f"{path.name} has changed since {run_dir} was made with it"

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pmaprl.cli.env_flags import SUITES
 from pmaprl.cli.errors import UsageError
@@ -43,7 +44,7 @@ class GymnaxStyleEnv(Env):
         self.params = params
         self.resets_itself = resets_itself
         if max_steps is None:
-            max_steps = math.ceil(getattr(params, "max_steps_in_episode", 0))
+            max_steps = _time_limit(name, getattr(params, "max_steps_in_episode", 0))
         super().__init__(
             name, inner, inner.observation_space(params), inner.action_space(params), max_steps
         )
@@ -117,6 +118,13 @@ class GymnaxStyleEnv(Env):
         actions = self.inner.action_space(self.params.replace(**{name: value}))
         actions = spaces.convert(actions, "action space")
         return self.spec._replace(action_space=actions).to_json() == self.spec.to_json()
+
+
+def _time_limit(name: str, limit: Any) -> int:
+    """Steps of the longest episode, 0 without a limit. Raises UsageError where it is no number."""
+    if not isinstance(limit, int | float | np.number) and not isinstance(limit, jax.Array):
+        raise UsageError(f"environment {name}: max_steps_in_episode is {limit!r}, not a number")
+    return math.ceil(limit) if math.isfinite(limit) else 0
 
 
 class UserEnv(GymnaxStyleEnv):

@@ -258,6 +258,8 @@ class Env:
     ) -> jax.Array:
         returned = f"environment {self.name}: step returned {what}"
         array = on_device(value, returned)
+        if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+            raise UsageError(f"{returned} of type {array.dtype}, which is no number")
         if dtype is bool and array.dtype != bool:  # which may be neither 0 nor 1
             raise UsageError(
                 f"{returned} of type {array.dtype}, not true or false: return {what} != 0"

@@ -126,18 +126,9 @@ def _check_mask(env: Any) -> None:
         )
     shapes = [leaf.shape for _, leaf in leaves(space[MASK])]
     actions = env.action_space
-    if isinstance(space[MASK], Mapping):
-        masked = (
-            {name for name, part in actions.items() if choices_of(part)}
-            if isinstance(actions, Mapping)
-            else {}
-        )
-        if space[MASK].keys() != masked:
-            told = f"has a mask of the parts {', '.join(space[MASK])} for actions {actions}"
-            raise UsageError(
-                f"environment {env.name} {told}: give a tuple, or the names of the actions "
-                "with choices"
-            )
+    actions_have_names = isinstance(actions, Mapping) and len(choices) > 1
+    if actions_have_names or isinstance(space[MASK], Mapping):
+        _check_names_of_masks(env)
     if not choices or shapes != (
         [(sum(choices),)] if len(shapes) == 1 else [(count,) for count in choices]
     ):
@@ -145,6 +136,18 @@ def _check_mask(env: Any) -> None:
             f"environment {env.name} has a mask {space[MASK]} for {sum(choices)} choices of "
             f"{actions}"
         )
+
+
+def _check_names_of_masks(env: Any) -> None:
+    """Raise UsageError unless each part of a mask has the name of the choices that it is for."""
+    wanted = []
+    for name, leaf in leaves(env.action_space):
+        count = len(choices_of(leaf))
+        wanted += [name] if count == 1 else [f"{name}/{index}" for index in range(count)]
+    given = [name for name, _ in leaves(env.observation_space[MASK])]
+    if given != wanted:
+        told = f"environment {env.name} has masks of {', '.join(map(repr, given))}"
+        raise UsageError(f"{told} for the choices {', '.join(map(repr, wanted))}: name them alike")
 
 
 def legal_metrics(obs: Any, space: Space, axis_name: str) -> dict[str, jax.Array]:

@@ -603,12 +603,18 @@ def _stored_dtype(name: str) -> np.dtype:
     return dtype
 
 
+MOST_STORED = 2**28  # numbers of an element of a space in a file
+MOST_CHOICES = 100_000  # components of one
+
+
 def _from_json(stored: dict[str, Any]) -> Space:
     if stored["type"] == "Dict":
         return {name: _from_json(part) for name, part in stored["parts"].items()}
     if stored["type"] == "Tuple":
         return tuple(map(_from_json, stored["parts"]))
     shape = tuple(stored["shape"])
+    if math.prod(shape) > MOST_STORED or len(stored.get("nvec", ())) > MOST_CHOICES:
+        raise ValueError(f"a space of shape {shape} is too large to be one of a run")
     dtype = stored.get("dtype") and _stored_dtype(stored["dtype"])
     if stored["type"] == "Discrete":
         return Discrete(stored["n"], dtype)

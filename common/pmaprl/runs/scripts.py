@@ -2,43 +2,52 @@
 
 A run directory is data, perhaps a stranger's, and does not decide which code is imported. Where it
 names a file outside of `algos/`, such as a fork beside a paper, that file is imported only if the
-user has trained with it on this machine.
+user has trained with it, as it is now, on this machine.
 """
 
 import json
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
 from pmaprl.cli.files import ALGOS, in_one_step
 from pmaprl.device.programs import cache_directory
 
 NAME = "scripts.json"  # in the cache; without it, such files have to be named again
-MOST = 1_000  # files, of which the oldest are forgotten
+MOST = 1_000  # contents of files, of which the oldest are forgotten
 
 
 def remember(script: Path) -> None:
-    """Note that the user runs this file; nothing happens where the cache cannot be written."""
+    """Note that the user runs this file as it is, where the cache can be written."""
     path = script.resolve()
     if path.parent == ALGOS:
         return
-    others = [other for other in _known() if other != str(path)]
+    entry = [str(path), sha256(path.read_bytes()).hexdigest()]
+    others = [other for other in _known() if other != entry]
     with suppress(OSError):
         folder = cache_directory()
         folder.mkdir(parents=True, exist_ok=True)
         with in_one_step(folder / NAME) as temporary:
-            temporary.write_text(json.dumps([*others, str(path)][-MOST:]))
+            temporary.write_text(json.dumps([*others, entry][-MOST:]))
 
 
-def may_be_imported(path: Path) -> bool:
-    """Tell if a run directory may name this file, a resolved path: one of the kit, or one that the
-    user has run.
+def may_be_imported(path: Path, digest: str) -> bool:
+    """Tell if a run directory may name a file: one of the kit, or one that the user has run.
+
+    Args:
+        path: resolved path.
+        digest: SHA-256 of the content; one that has changed since it was run is another file.
     """
-    return path.suffix == ".py" and (path.parent == ALGOS or str(path) in _known())
+    is_known = path.parent == ALGOS or [str(path), digest] in _known()
+    return path.suffix == ".py" and is_known
 
 
-def _known() -> list[str]:
+def _known() -> list[list[str]]:
+    """Paths and digests of files that were run, the newest last."""
     try:
-        found = json.loads((cache_directory() / NAME).read_text())
+        stored = json.loads((cache_directory() / NAME).read_text())
     except (OSError, ValueError, RecursionError):
         return []
-    return [path for path in found if isinstance(path, str)] if isinstance(found, list) else []
+    return (
+        [entry for entry in stored if isinstance(entry, list)] if isinstance(stored, list) else []
+    )

@@ -16,9 +16,10 @@ from pmaprl.cli.errors import FailedEnvError, UsageError
 from pmaprl.envs import spaces
 from pmaprl.envs.host import HostOptions, HostStep
 from pmaprl.envs.masks import MASK
+from pmaprl.envs.numbers import cast
 from pmaprl.envs.suite_tools import import_package, own_names, reason
 from pmaprl.suites.tools import processes
-from pmaprl.suites.tools.checked import of_each, true_of_each
+from pmaprl.suites.tools.checked import array_of, of_each, true_of_each
 from pmaprl.suites.tools.conversion import Conversion
 from pmaprl.suites.tools.shared import FRAMES, OBS_NAMES, draw_without_display
 
@@ -119,11 +120,31 @@ class SuiteEnv:
             )
         final_obs = _copied(obs)
         for index in np.flatnonzero(over):
-            for _, _, x, last in spaces.leaves(
-                self._conversion.theirs, final_obs, infos["final_obs"][index]
-            ):
-                x[index] = last
+            try:
+                parts = list(
+                    spaces.leaves(self._conversion.theirs, final_obs, infos["final_obs"][index])
+                )
+            except (KeyError, IndexError, TypeError) as error:
+                told = f"a final_obs of {self._env_id} has not the parts of its space"
+                raise FailedEnvError(told) from error
+            for _, _, x, last in parts:
+                x[index] = self._fitting(last, x)
         return final_obs
+
+    def _fitting(self, last: Any, like: np.ndarray) -> np.ndarray:
+        """Part of a last observation in the type of all, before NumPy would cast or broadcast it.
+
+        Raises:
+            FailedEnvError: it has another shape, or numbers that the type does not hold.
+        """
+        what = f"a final_obs of {self._env_id}"
+        array = array_of(last, what)
+        if array.shape != like.shape[1:]:
+            raise FailedEnvError(f"{what} has shape {array.shape} instead of {like.shape[1:]}")
+        try:
+            return cast(array, like.dtype)
+        except OverflowError as error:
+            raise FailedEnvError(f"{what} has {error}") from None
 
     def frame(self) -> np.ndarray:
         one_by_one = getattr(self._inner, "envs", None)  # all together would all be drawn

@@ -52,7 +52,7 @@ class SuiteEnv(Env):
             inner = jumanji.make(env_id, **params)
         reward_of = getattr(inner.unwrapped, "_reward_fn", None)
         if reward_of and "time_limit" in signature(reward_of).parameters:
-            inner.unwrapped._reward_fn = lambda *args: reward_of(*args[:-1], limit)
+            inner.unwrapped._reward_fn = lambda found, step, _: reward_of(found, step, limit)
         mask = getattr(inner.observation_spec, "_specs", {}).get(MASK)
         actions, self._chosen = _actions(inner.action_spec, mask)
         codes = UNBOUNDED_CODES.get(env_id, {})

@@ -379,10 +379,10 @@ class Checkpoints:
     def _delete_old(self) -> None:
         """Delete all but the newest checkpoints, by step, and the best, by stored evaluations."""
         steps = self.steps()
-        kept = steps[-self._keep :]  # all for 0
+        to_keep = steps[-self._keep :]  # all for 0
         if self._keep_best:
-            kept += [*self.by_return()[-1:], *self.under_evaluation]
-        for step in set(steps).difference(kept):
+            to_keep += [*self.by_return()[-1:], *self.under_evaluation]
+        for step in set(steps).difference(to_keep):
             path = self.path(step)
             with suppress(OSError):
                 # Renamed first, because half of a checkpoint must not look like one

@@ -90,10 +90,10 @@ def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) ->
 
 def versions() -> dict[str, str]:
     """Versions of Python, of the libraries that decide the numbers, and of the kit."""
-    found = {KIT: __version__, "python": sys.version.split()[0]}
+    numbers = {KIT: __version__, "python": sys.version.split()[0]}
     for name in ("jax", "jaxlib", "flax", "optax", "gymnax", "orbax-checkpoint"):
-        found[name] = metadata.version(name)
-    return found
+        numbers[name] = metadata.version(name)
+    return numbers
 
 
 def suite_version(suite: str) -> dict[str, str]:

@@ -102,10 +102,10 @@ def _rules(name: str, benchmark: str) -> Any:
     known = module.registered_benchmarks()
     where = f"huggingface.co/datasets/{module.HF_REPO_ID} to {module.DATA_PATH}"
     if benchmark not in known:
-        others = ", ".join(known[1:])
+        alternatives = ", ".join(known[1:])
         raise UsageError(
-            f'{name} needs rules: --env-params \'{{"benchmark": "{known[0]}"}}\', or {others}; '
-            f"they are downloaded from {where}. MiniGrid ids need nothing"
+            f'{name} needs rules: --env-params \'{{"benchmark": "{known[0]}"}}\', or '
+            f"{alternatives}; they are downloaded from {where}. MiniGrid ids need nothing"
         )
     with readable_errors(f"{name} cannot get the rules {benchmark} from {where}"):
         return jax.tree.map(np.asarray, module.load_benchmark(benchmark))

@@ -1,5 +1,4 @@
-"""Check an environment before training on it: spaces, numbers, ends, resets, repeatability and
-speed.
+"""Check an environment before training on it: spaces, numbers, ends, resets, and speed.
 
 python -m pmaprl.check_env my_envs:Walk
 python -m pmaprl.check_env gymnasium:my_gym_envs:Walk-v0
@@ -19,8 +18,8 @@ from pmaprl.cli.errors import TrainingError, UsageError, printable
 
 @dataclass
 class Args:
-    """Check an environment by random actions before training on it. The exit code is 1 where
-    something is wrong.
+    """Check an environment by random actions before training on it. The exit code is 1 if a check
+    fails.
     """
 
     env: Annotated[
@@ -66,8 +65,8 @@ from pmaprl.envs.spaces import Box, EnvSpec
 from pmaprl.envs.suite_tools import place_in_code, readable_errors, reason
 
 NUM_ENVS = 4
-LARGE = 100  # beyond it networks learn badly
-SLOW_RESET = 10  # times as long as a step
+LARGE = 100  # size of an observation from which on networks learn badly
+SLOW_RESET = 10  # a reset is slow if it takes so many times as long as a step
 
 
 class Played(NamedTuple):
@@ -78,7 +77,7 @@ class Played(NamedTuple):
     reward: np.ndarray  # [T, N]
     terminated: np.ndarray  # [T, N]
     truncated: np.ndarray  # [T, N]
-    acting: np.ndarray  # [T, N]: whether somebody acts on the observation
+    acting: np.ndarray  # [T, N]: True if the policy would act on the observation
     step_seconds: float  # of a step of all environments
     reset_seconds: float  # of a reset of all environments
 
@@ -91,22 +90,27 @@ class Finding(NamedTuple):
 
 
 def check_env(args: Args) -> list[Finding]:
-    """Check an environment, print the report and return it. Raises TrainingError where something is
-    wrong.
+    """Check an environment, print the report and return it.
+
+    Raises:
+        TrainingError: a check has failed.
+        UsageError: the environment cannot be made or stepped.
     """
     check_settings()
     start_jax()
     set_up_cache()
     where = "host" if steps_on_host(args.env) else "device"
     print(f"env      {printable(args.env)}, steps on the {where}")
-    spec, played, again, picture = (_play_on_host if where == "host" else _play_on_device)(args)
+    play = _play_on_host if where == "host" else _play_on_device
+    spec, played, again, picture = play(args)
     print(f"actions  {spec.action_space}")
     for line in _describe_obs(spec, played):
         print(f"obs      {line}")
     findings = [*_findings(spec, played, again), *picture]
     for kind, text in findings:
         print(f"{kind:<8} {printable(text)}")
-    if wrong := sum(kind == "wrong" for kind, _ in findings):
+    wrong = sum(kind == "wrong" for kind, _ in findings)
+    if wrong:
         raise TrainingError(f"{wrong} of {len(findings)} checks of {args.env} failed")
     return findings
 
@@ -120,15 +124,23 @@ def _play_on_device(args: Args) -> tuple[EnvSpec, Played, Played, list["Finding"
     check_parts(env)
     reset = jax.jit(jax.vmap(env.reset))
     step = jax.jit(jax.vmap(env.step))
-    act = jax.jit(
-        jax.vmap(lambda key, obs: spaces.sample(key, env.action_space, legal_actions(obs)))
-    )
-    played, again = (_device_steps(args, env, reset, step, act) for _ in range(2))
+    act = _random_actions(env.spec)
+    played = _device_steps(args, env, reset, step, act)
+    again = _device_steps(args, env, reset, step, act)
     return env.spec, played, again, list(_picture(args, env))
 
 
+def _random_actions(spec: EnvSpec) -> Any:
+    """A function of keys [N] and observations [N, ...] that draws legal actions [N, ...]."""
+
+    def act(key: jax.Array, obs: Any) -> Any:
+        return spaces.sample(key, spec.action_space, legal_actions(obs))
+
+    return jax.jit(jax.vmap(act))
+
+
 def _device_steps(args: Args, env: Env, reset: Any, step: Any, act: Any) -> Played:
-    """Steps by random actions, one call each."""
+    """Step by random actions, one call per step."""
     key = jax.random.key(args.seed)
     reset_keys = jax.random.split(jax.random.fold_in(key, 0), NUM_ENVS)
     first, state = jax.block_until_ready(reset(reset_keys))
@@ -137,15 +149,14 @@ def _device_steps(args: Args, env: Env, reset: Any, step: Any, act: Any) -> Play
     steps = []
     began = time.monotonic()
     for index in range(args.steps):
-        action_keys, step_keys = split_keys(
-            jax.random.split(jax.random.fold_in(key, 1 + index), NUM_ENVS), 2
-        )
+        keys = jax.random.split(jax.random.fold_in(key, 1 + index), NUM_ENVS)
+        action_keys, step_keys = split_keys(keys, 2)
         out = step(step_keys, state, act(action_keys, obs))
         steps.append(jax.device_get((out.final_obs, out.reward, out.terminated, out.truncated)))
         obs = out.obs
         state = out.state
         if index == 0:
-            began = time.monotonic()  # the rest is compiled
+            began = time.monotonic()  # later steps need not be compiled
     seconds = (time.monotonic() - began) / max(args.steps - 1, 1)
     after, reward, terminated, truncated = jax.tree.map(lambda *x: np.stack(x), *steps)
     return Played(
@@ -163,9 +174,14 @@ def _device_steps(args: Args, env: Env, reset: Any, step: Any, act: Any) -> Play
 def _play_on_host(args: Args) -> tuple[EnvSpec, Played, Played, list["Finding"]]:
     played = []
     for _ in range(2):
-        timeouts = {"reset_timeout": args.reset_timeout, "step_timeout": args.step_timeout}
         envs = make_host(
-            args.env, NUM_ENVS, args.seed, args.env_params, vectorization="async", **timeouts
+            args.env,
+            NUM_ENVS,
+            args.seed,
+            args.env_params,
+            vectorization="async",
+            reset_timeout=args.reset_timeout,
+            step_timeout=args.step_timeout,
         )
         try:
             check_parts(envs.spec)
@@ -177,13 +193,12 @@ def _play_on_host(args: Args) -> tuple[EnvSpec, Played, Played, list["Finding"]]
 
 
 def _host_steps(args: Args, envs: Any) -> Played:
-    act = jax.jit(
-        jax.vmap(lambda key, obs: spaces.sample(key, envs.spec.action_space, legal_actions(obs)))
-    )
+    act = _random_actions(envs.spec)
     key = jax.random.key(args.seed)
     began = time.monotonic()
-    first = obs = envs.reset()
+    first = envs.reset()
     reset_seconds = time.monotonic() - began
+    obs = first
     steps = []
     stepping = 0.0
     for index in range(args.steps):
@@ -222,20 +237,23 @@ def _seconds(function: Any) -> float:
 
 
 def _describe_obs(spec: EnvSpec, played: Played) -> Iterator[str]:
-    """A line for each part of observations: its space, and the numbers that were there."""
+    """Describe each part of observations in a line: its space, and the range of its numbers."""
     for name, leaf, dtype, x in spaces.leaves(spec.observation_space, spec.obs_dtype, played.obs):
         space = f"{leaf} {_bounds(leaf)}" if isinstance(leaf, Box) else f"{leaf}"
         seen = f"{np.min(x):g} to {np.max(x):g}" if np.size(x) else "nothing"
-        yield f"{name + ': ' if name else ''}{space}, {dtype}, seen {seen}"
+        prefix = f"{name}: " if name else ""
+        yield f"{prefix}{space}, {dtype}, seen {seen}"
 
 
 def _bounds(leaf: Box) -> str:
-    """The bounds of a Box in words; such as gymnasium's largest float count as none."""
+    """The bounds of a Box in words; very large ones, such as gymnasium has, count as none."""
     bounded = (np.abs(leaf.low) < 1e30) & (np.abs(leaf.high) < 1e30)
     if not bounded.any():
         return "without bounds"
     ends = f"{leaf.low[bounded].min():g} to {leaf.high[bounded].max():g}"
-    return ends if bounded.all() else f"{ends}, {np.sum(~bounded)} of {bounded.size} without bounds"
+    if bounded.all():
+        return ends
+    return f"{ends}, {np.sum(~bounded)} of {bounded.size} without bounds"
 
 
 def _findings(spec: EnvSpec, played: Played, again: Played) -> Iterator[Finding]:
@@ -250,15 +268,14 @@ IN_SPACE = are_choices, are_bytes_in_bounds
 
 
 def _numbers(spec: EnvSpec, played: Played) -> Iterator[Finding]:
-    """Checks that numbers are finite, and within their bounds."""
+    """Check that numbers are finite, and within their bounds."""
     bad = False
     for name, leaf, x, first in spaces.leaves(spec.observation_space, played.obs, played.first_obs):
         what = f"observations{f' {name}' if name else ''}"
         for values, when in ((first, "at a reset"), (x, "after a step")):
             with np.errstate(over="ignore"):
-                # As networks take them
-                finite = np.isfinite(np.asarray(values).astype(np.float32)).all()
-            if not finite:
+                numbers = np.asarray(values).astype(np.float32)  # as networks take them
+            if not np.isfinite(numbers).all():
                 bad = True
                 yield Finding("wrong", f"{what} are not finite {when}, or too large for float32")
         if not isinstance(leaf, Box) or is_mask(name):
@@ -273,7 +290,8 @@ def _numbers(spec: EnvSpec, played: Played) -> Iterator[Finding]:
             yield Finding("note", f"{what} are always the same, whatever the actions")
         elif np.max(np.abs([low, high])) > LARGE and x.dtype != np.uint8:
             yield Finding("note", f"{what} are large: train with --normalize-obs")
-    if fault := fault_in(played.first_obs, spec, IN_SPACE) or fault_in(played.obs, spec, IN_SPACE):
+    fault = fault_in(played.first_obs, spec, IN_SPACE) or fault_in(played.obs, spec, IN_SPACE)
+    if fault:
         bad = True
         yield Finding("wrong", fault)
     if not np.isfinite(played.reward).all():
@@ -292,7 +310,7 @@ def _numbers(spec: EnvSpec, played: Played) -> Iterator[Finding]:
 
 
 def _ends(played: Played) -> Iterator[Finding]:
-    """Checks that episodes end."""
+    """Check that episodes end."""
     over = played.terminated | played.truncated
     episodes = int(over.sum())
     steps = over.shape[0]
@@ -307,11 +325,12 @@ def _ends(played: Played) -> Iterator[Finding]:
 
 
 def _repeats(played: Played, again: Played) -> Iterator[Finding]:
-    """Checks that the seed decides everything, and that it decides something."""
-    same = jax.tree.all(
-        jax.tree.map(lambda x, y: np.array_equal(x, y, equal_nan=True), played[:5], again[:5])
-    )
-    if same:
+    """Check that the seed decides everything, and that it decides something."""
+
+    def is_same(x: np.ndarray, y: np.ndarray) -> bool:
+        return np.array_equal(x, y, equal_nan=True)
+
+    if jax.tree.all(jax.tree.map(is_same, played[:5], again[:5])):
         yield Finding("ok", "the same seed and actions give the same episodes")
     else:
         yield Finding(
@@ -323,11 +342,12 @@ def _repeats(played: Played, again: Played) -> Iterator[Finding]:
 
 
 def _masks(spec: EnvSpec, played: Played) -> Iterator[Finding]:
-    """Checks that there is a legal action wherever somebody acts."""
+    """Check that there is a legal action wherever the policy would act."""
     if legal_actions(played.obs, np) is None:
         return
     stuck = nothing_legal(played.obs, spec.action_space, np) & played.acting
-    if count := int(np.sum(stuck)):
+    count = int(np.sum(stuck))
+    if count:
         yield Finding(
             "wrong", f"the action_mask leaves no legal action where one has to act: {count:,} times"
         )
@@ -336,10 +356,11 @@ def _masks(spec: EnvSpec, played: Played) -> Iterator[Finding]:
 
 
 def _picture(args: Args, env: Env) -> Iterator[Finding]:
-    """Check that a `frame` of one's own gives a picture of a state."""
+    """Check that the user's `frame` draws a state."""
     if not is_custom(args.env) or not callable(getattr(env.inner, "frame", None)):
         return
-    state = jax.device_get(env.reset(jax.random.key(args.seed))[1])
+    _, state = env.reset(jax.random.key(args.seed))
+    state = jax.device_get(state)
     try:
         height, width, _ = np.shape(fitting(env.frame(state)))
     except Exception as error:

@@ -15,7 +15,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Run the command that the first word names; exit code 2 where there is none."""
+    """Run the command that the first word names; end with exit code 2 if there is none."""
     end_at_interrupts()
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in COMMANDS:

@@ -26,6 +26,7 @@ from pmaprl.runs.console import brief
 from pmaprl.runs.estimates import (
     CONFIDENCE,
     Difference,
+    Interval,
     difference,
     estimate,
     estimate_name,
@@ -56,9 +57,7 @@ NUMBER = tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")
 
 @dataclass(kw_only=True)
 class Args(Selection):
-    """Compare runs in a table: a line for each environment and algorithm, over all seeds of its
-    runs.
-    """
+    """Compare runs in a table: a line per environment and algorithm, over all seeds of its runs."""
 
     csv: Annotated[str, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = ""
     """Write the table to this CSV file too, with more columns and full numbers."""
@@ -67,8 +66,8 @@ class Args(Selection):
     baseline: Annotated[
         tuple[str, ...], tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
     ] = ()
-    """Add how other lines differ from those with these runs, or of this algorithm, which count as
-    one.
+    """Add the differences of other lines from those with these runs, or of this algorithm, which
+    count as one.
     """
 
 
@@ -87,22 +86,23 @@ def compare(args: Args) -> Any:
         A pandas DataFrame with a row for each group, sorted, and the columns of `_row`.
 
     Raises:
-        UsageError: for what is not a run with metrics, and a baseline that is none of the runs or
-            all of them.
+        UsageError: a run has no metrics, or the baseline is none of the runs or all of them.
     """
     import pandas
 
-    found = groups.load(args, [TRAINING, RECENT, EVALUATION])
-    environments = defaultdict(list)
-    for group in found:
-        environments[group.env].append(group)
+    all_groups = groups.load(args, [TRAINING, RECENT, EVALUATION])
+    by_env = defaultdict(list)
+    for group in all_groups:
+        by_env[group.env].append(group)
 
     rows = []
-    baselines = _baselines(found, args.baseline) if args.baseline else {}
-    for env, together in environments.items():
-        threshold = _most_of_the_way(together) if args.threshold is None else args.threshold
-        span = _common_span(together)
-        for group in together:
+    baselines = _baselines(all_groups, args.baseline) if args.baseline else {}
+    for env, groups_of_env in by_env.items():
+        threshold = args.threshold
+        if threshold is None:
+            threshold = _most_of_the_way(groups_of_env)
+        span = _common_span(groups_of_env)
+        for group in groups_of_env:
             row = _row(group, args, threshold, span)
             if args.baseline:
                 row |= _against(group, baselines.get(env, []), args)
@@ -110,96 +110,105 @@ def compare(args: Args) -> Any:
     return pandas.DataFrame(rows)
 
 
-def _baselines(found: list[Group], names: tuple[str, ...]) -> dict[str, list[Group]]:
+def _baselines(all_groups: list[Group], names: tuple[str, ...]) -> dict[str, list[Group]]:
     """The groups that count as one baseline, by their environment.
 
     A name is that of a run, which stands for its group, of an algorithm, or the label of a group.
 
     Raises:
-        UsageError: for a name that fits none of the groups, and where no other group is left to
-            compare.
+        UsageError: a name fits none of the groups, or no other group is left to compare.
     """
     chosen = set()
     for name in names:
         path = Path(name).resolve()
         fitting = [
             group
-            for group in found
+            for group in all_groups
             if path in _paths(group) or name in (group.algorithm, group.label)
         ]
         if not fitting:
-            lines = "; ".join(dict.fromkeys(group.label for group in found))
-            known = f"name it among them too, or take one of these lines: {lines}"
-            raise UsageError(f"--baseline {name} is none of the runs with metrics: {known}")
+            lines = "; ".join(dict.fromkeys(group.label for group in all_groups))
+            raise UsageError(
+                f"--baseline {name} is none of the runs with metrics: name it among them too, or "
+                f"take one of these lines: {lines}"
+            )
         chosen |= {(group.env, group.key) for group in fitting}
 
     baselines: dict[str, list[Group]] = {}
-    for group in found:
+    rest = []
+    for group in all_groups:
         if (group.env, group.key) in chosen:
             baselines.setdefault(group.env, []).append(group)
-    if not any(group.env in baselines for group in found if (group.env, group.key) not in chosen):
-        where = " and ".join(baselines)
-        what = f"no other line of {where} is left to compare: --by FLAG splits lines"
-        raise UsageError(f"--baseline {' '.join(names)}: {what}, and other runs add some")
+        else:
+            rest.append(group)
+    if not any(group.env in baselines for group in rest):
+        raise UsageError(
+            f"--baseline {' '.join(names)}: no other line of {' and '.join(baselines)} is left to "
+            "compare: --by FLAG splits lines, and other runs add some"
+        )
     return baselines
 
 
 def _paths(group: Group) -> set[Path]:
-    """The directories of a group's runs, and of those that are equal to one."""
+    """Directories of a group's runs, and of runs that repeat them."""
     return {path.resolve() for run in group.runs for path in (run.path, *run.copies)}
 
 
 def _returns(runs: Iterable[LoggedRun]) -> tuple[np.ndarray, list[int], int]:
-    """The final returns [S] of runs, their seeds, and how many of them are of training."""
+    """The final returns [S] of runs, their seeds, and the number of them that are of training."""
     returns = []
     seeds = []
-    of_training = 0
+    num_of_training = 0
     for run in runs:
-        values, training = groups.final_returns(run.log)
-        known = np.isfinite(values)
-        returns.extend(values[known])
-        seeds.extend(np.array(run.seeds[: len(known)])[known])
-        of_training += known.sum() * training
-    return np.array(returns), [int(seed) for seed in seeds], int(of_training)
+        values, is_training = groups.final_returns(run.log)
+        is_known = np.isfinite(values)
+        returns.extend(values[is_known])
+        seeds.extend(np.array(run.seeds[: len(is_known)])[is_known].tolist())
+        if is_training:
+            num_of_training += int(is_known.sum())
+    return np.array(returns), seeds, num_of_training
+
+
+def _ends(band: Interval | None) -> tuple[float, float]:
+    """Ends of a 95% bootstrap interval; NaN if it is none."""
+    if band is None or band.name != CONFIDENCE:
+        return math.nan, math.nan
+    return float(band.low), float(band.high)
 
 
 def _row(group: Group, args: Args, threshold: float, span: Span) -> dict[str, Any]:
     """The line of a group. Times are seconds of wall time, over all invocations of a run."""
     logs = [run.log for run in group.runs]
-    returns, _, of_training = _returns(group.runs)
-    band = spread(returns, args.estimate)
-    bootstrapped = band is not None and band.name == CONFIDENCE
+    returns, _, num_of_training = _returns(group.runs)
+    low, high = _ends(spread(returns, args.estimate))
     areas = np.concatenate([_area(run, span) for run in group.runs])
     areas = areas[np.isfinite(areas)]
-    area_band = spread(areas, args.estimate)
+    area_low, area_high = _ends(spread(areas, args.estimate))
     steps = np.concatenate([_until(run, threshold, "steps") for run in group.runs])
     seconds = np.concatenate([_until(run, threshold, "wall") for run in group.runs])
+    speeds = [log.steps / (log.trained_seconds or math.nan) for log in logs]
+    flags = {name: groups.flag_text(group.variant.get(name, "")) for name in args.by}
     return {
         "env": group.env,
         "algorithm": group.algorithm,
-        **{name: groups.flag_text(group.variant.get(name, "")) for name in args.by},
+        **flags,
         "seeds": sum(len(run.seeds) for run in group.runs),
         "steps": min(log.steps for log in logs),  # of the shortest run
         "steps_max": max(log.steps for log in logs),
         "estimate": estimate_name(args.estimate, len(returns)),
         "return": float(estimate(returns, args.estimate)) if len(returns) else math.nan,
-        "return_low": float(band.low) if bootstrapped else math.nan,  # 95% bootstrap interval
-        "return_high": float(band.high) if bootstrapped else math.nan,
+        "return_low": low,  # 95% bootstrap interval
+        "return_high": high,
         "return_min": float(returns.min()) if len(returns) else math.nan,
         "return_max": float(returns.max()) if len(returns) else math.nan,
-        "training_seeds": of_training,
+        "training_seeds": num_of_training,
         "auc": float(estimate(areas, args.estimate)) if len(areas) else math.nan,
-        "auc_low": float(area_band.low) if area_band and area_band.name == CONFIDENCE else math.nan,
-        "auc_high": float(area_band.high)
-        if area_band and area_band.name == CONFIDENCE
-        else math.nan,
+        "auc_low": area_low,
+        "auc_high": area_high,
         "auc_of": span.metric,
         "auc_from": span.first,
         "auc_to": span.last,
-        # of training, of each seed, median over runs
-        "steps_per_second": float(
-            np.median([log.steps / (log.trained_seconds or math.nan) for log in logs])
-        ),
+        "steps_per_second": float(np.median(speeds)),  # of training, of each seed, over runs
         "wall_seconds": float(np.median([log.wall_seconds for log in logs])),
         "threshold": threshold,
         "reached": int(np.isfinite(steps).sum()),  # seeds
@@ -209,62 +218,69 @@ def _row(group: Group, args: Args, threshold: float, span: Span) -> dict[str, An
 
 
 def _against(group: Group, baseline: list[Group], args: Args) -> dict[str, Any]:
-    """How the returns of a group differ from those of a baseline's groups; NaN for one of these,
-    and without any.
+    """Differences of a group's returns from those of a baseline's groups.
+
+    They are NaN for a group of the baseline, and if there is no baseline.
     """
     returns, seeds, _ = _returns(group.runs)
     base_returns, base_seeds, _ = _returns(run for part in baseline for run in part.runs)
-    found = Difference(
-        value=math.nan, interval=None, paired=False, probability=math.nan, probability_interval=None
+    result = Difference(
+        value=math.nan,
+        interval=None,
+        paired=False,
+        probability=math.nan,
+        probability_interval=None,
     )
-    if all(group is not part for part in baseline) and len(returns) and len(base_returns):
-        found = difference(returns, seeds, base_returns, base_seeds, args.estimate)
-    band = found.interval
-    chances = found.probability_interval
+    is_of_baseline = any(group is part for part in baseline)
+    if not is_of_baseline and len(returns) and len(base_returns):
+        result = difference(returns, seeds, base_returns, base_seeds, args.estimate)
+    low, high = _ends(result.interval)
+    lowest, highest = _ends(result.probability_interval)
     return {
-        "difference": found.value,
-        "difference_low": float(band.low) if band else math.nan,
-        "difference_high": float(band.high) if band else math.nan,
-        "paired": found.paired,
-        "better": found.probability,
-        "better_low": float(chances.low) if chances else math.nan,
-        "better_high": float(chances.high) if chances else math.nan,
+        "difference": result.value,
+        "difference_low": low,
+        "difference_high": high,
+        "paired": result.paired,
+        "better": result.probability,
+        "better_low": lowest,
+        "better_high": highest,
     }
 
 
 def _median(values: np.ndarray) -> float:
-    """The median of values that may be infinite, for those that never came; NaN where it is one of
-    them.
-    """
+    """The median of values, which are infinite for seeds that never got there; NaN if it is."""
     median = float(np.median(values))
     return median if math.isfinite(median) else math.nan
 
 
 def _until(run: LoggedRun, threshold: float, place: str) -> np.ndarray:
-    """The `steps` or `wall` seconds [S] until `episode/return_last100` first reaches the threshold;
-    else infinite.
+    """Steps or seconds [S] until `episode/return_last100` reaches the threshold; infinite if never.
+
+    Args:
+        run: the run.
+        threshold: the return to reach.
+        place: "steps" or "wall".
     """
     if RECENT not in run.log.series:
         return np.full(len(run.seeds), math.inf)
     series = run.log.series[RECENT]
     reached = series.values >= threshold  # [P, S]
-    return np.where(reached.any(axis=0), getattr(series, place)[reached.argmax(axis=0)], math.inf)
+    first = getattr(series, place)[reached.argmax(axis=0)]
+    return np.where(reached.any(axis=0), first, math.inf)
 
 
-def _common_span(together: list[Group]) -> Span:
-    """The curve that all groups of an environment have, of evaluations if possible, and its steps
-    in all of them.
-    """
-    logs = [run.log.series for group in together for run in group.runs]
+def _common_span(groups_of_env: list[Group]) -> Span:
+    """The curve, of evaluations if possible, and the steps that all groups have in common."""
+    logs = [run.log.series for group in groups_of_env for run in group.runs]
     several = [len(series[EVALUATION].steps) > 1 for series in logs if EVALUATION in series]
     metric = EVALUATION if len(several) == len(logs) and all(several) else TRAINING
-    ends = [_known_steps(series[metric]) for series in logs if metric in series]
-    ends = [steps for steps in ends if len(steps)]
-    if not ends:
+    known = [_known_steps(series[metric]) for series in logs if metric in series]
+    known = [steps for steps in known if len(steps)]
+    if not known:
         return Span(metric, math.nan, math.nan)
-    return Span(
-        metric, float(max(steps.min() for steps in ends)), float(min(steps.max() for steps in ends))
-    )
+    first = max(steps.min() for steps in known)
+    last = min(steps.max() for steps in known)
+    return Span(metric, float(first), float(last))
 
 
 def _known_steps(series: Any) -> np.ndarray:
@@ -274,56 +290,56 @@ def _known_steps(series: Any) -> np.ndarray:
 
 
 def _area(run: LoggedRun, span: Span) -> np.ndarray:
-    """The mean return [S] of a run on the way; NaN where its curve is not."""
+    """The mean return [S] of a run over a span; NaN for a seed whose curve does not cover it."""
     if span.metric not in run.log.series:
         return np.full(len(run.seeds), math.nan)
     steps, values = groups.align([run.log.series[span.metric]])
     return mean_over_steps(steps, values, span.first, span.last)
 
 
-def _most_of_the_way(together: list[Group]) -> float:
-    """The threshold for these groups of one environment; NaN where no run has got anywhere."""
-    logs = [run.log.series for group in together for run in group.runs]
-    values = np.concatenate(
-        [[], *(series[RECENT].values.ravel() for series in logs if RECENT in series)]
-    )
+def _most_of_the_way(groups_of_env: list[Group]) -> float:
+    """The threshold for the groups of one environment; NaN if no run has learned anything."""
+    logs = [run.log.series for group in groups_of_env for run in group.runs]
+    returns = [series[RECENT].values.ravel() for series in logs if RECENT in series]
+    values = np.concatenate([[], *returns])
     values = values[np.isfinite(values)]
-    if not len(values) or values.min() == values.max():  # nothing was learned that could be reached
+    if not len(values) or values.min() == values.max():
         return math.nan
     return float(values.min() + 0.9 * (values.max() - values.min()))
 
 
 def shown(table: Any) -> Any:
-    """The table as people read it: numbers in short, the interval beside its return, "-" where
-    there is none.
-    """
+    """Format a table for reading: few digits, intervals beside their numbers, "-" for NaN."""
     import pandas
 
     rows = []
     for _, row in table.iterrows():
         few = row["steps"]
         many = row["steps_max"]
+        return_mark = " *" if row["training_seeds"] else ""
+        is_of_training = row["auc_of"] == TRAINING and math.isfinite(row["auc"])
+        auc_mark = " *" if is_of_training else ""
+        reached = f"({row['reached']} of {row['seeds']})"
         texts = {
             "steps": f"{few:,}" if few == many else f"{few:,} to {many:,}",
-            "return": _return_text(row) + " *" * bool(row["training_seeds"]),
-            "AUC": _with_interval(row, "auc")
-            + " *" * (row["auc_of"] == TRAINING and math.isfinite(row["auc"])),
+            "return": _return_text(row) + return_mark,
+            "AUC": _with_interval(row, "auc") + auc_mark,
             "steps/s": brief(row["steps_per_second"]),
             "wall": brief(row["wall_seconds"], " s"),
             "threshold": brief(row["threshold"]),
-            "training to threshold": f"{_steps_text(row['steps_to_threshold'])} "
-            f"({row['reached']} of {row['seeds']})",
+            "training to threshold": f"{_steps_text(row['steps_to_threshold'])} {reached}",
         }
         if "difference" in row:
-            is_paired = math.isfinite(row["difference"]) and bool(row["paired"])
-            texts["difference"] = _with_interval(row, "difference") + ", paired" * is_paired
+            is_paired = math.isfinite(row["difference"]) and row["paired"]
+            paired_mark = ", paired" if is_paired else ""
+            texts["difference"] = _with_interval(row, "difference") + paired_mark
             texts["better"] = _with_interval(row, "better")
         rows.append(dict(row.loc[:"seeds"]) | texts)
     return pandas.DataFrame(rows)
 
 
 def _return_text(row: Any) -> str:
-    """Such as `IQM 83 [70, 99]`, or of few seeds `mean 83 (range 70 to 99)`."""
+    """Format a return, as `IQM 83 [70, 99]`, or for few seeds as `mean 83 (range 70 to 99)`."""
     if row["return_min"] == row["return_max"] or not math.isfinite(row["return"]):
         return brief(row["return"])
     if math.isfinite(row["return_low"]):
@@ -333,8 +349,12 @@ def _return_text(row: Any) -> str:
 
 
 def _with_interval(row: Any, name: str) -> str:
-    value, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
-    return f"{brief(value)} [{brief(low)}, {brief(high)}]" if math.isfinite(low) else brief(value)
+    value = brief(row[name])
+    low = row[f"{name}_low"]
+    high = row[f"{name}_high"]
+    if not math.isfinite(low):
+        return value
+    return f"{value} [{brief(low)}, {brief(high)}]"
 
 
 def _steps_text(steps: float) -> str:
@@ -342,14 +362,13 @@ def _steps_text(steps: float) -> str:
 
 
 def _as_text(cell: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula: names may come from another's run
-    directory.
-    """
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "@")) else cell
+    """Quote a cell that a spreadsheet would take for a formula, as names may be a stranger's."""
+    is_formula = isinstance(cell, str) and cell.startswith(("=", "+", "@"))
+    return f"'{cell}" if is_formula else cell
 
 
 def run_command(args: Args) -> None:
-    """What the command does."""
+    """Run the command."""
     if args.csv:
         check_target(Path(args.csv))
     table = compare(args)

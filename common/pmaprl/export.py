@@ -22,9 +22,7 @@ from pmaprl.runs.console import Console
 
 @dataclass
 class Args(PolicyArgs):
-    """Write a trained policy as one file: raw observations in, greedy actions out, any batch
-    size.
-    """
+    """Write a trained policy as one file: raw observations in, greedy actions out, any batch."""
 
     out: str = "policy.stablehlo"
     """File to write, .stablehlo for jax.export or .onnx, beside FILE.json, which describes it."""
@@ -48,9 +46,7 @@ PLATFORMS = "cpu", "cuda"
 
 
 def inputs_of(policy: Policy, batch: Any = "batch") -> dict[str, Any]:
-    """Shapes of what the exported function takes, in this order: arrays [batch, ...], of memory by
-    their names.
-    """
+    """Shapes of the exported function's inputs [batch, ...] in order, those of memory by name."""
 
     def batches(tree):
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch, *x.shape), x.dtype), tree)
@@ -65,41 +61,48 @@ def inputs_of(policy: Policy, batch: Any = "batch") -> dict[str, Any]:
 
 
 def function_of(policy: Policy) -> Callable:
-    """The greedy policy, from `inputs_of(policy)` to actions; with memory to those and it."""
+    """The greedy policy as a function of `inputs_of(policy)`.
+
+    It returns actions; with memory, actions and the new memory.
+    """
     act = policy.player().act
     like = jax.eval_shape(lambda: policy.initial_memory(1))
 
     def function(obs, memory=None, first=None, reward=None):
         obs = policy.env.with_channels_last(obs)
-        seen = at_start(obs)
+        start = at_start(obs)
         seen = PolicyInput(
-            obs, seen.first if first is None else first, seen.reward if reward is None else reward
+            obs=obs,
+            first=start.first if first is None else first,
+            reward=start.reward if reward is None else reward,
         )
-        memory = jax.tree.unflatten(
-            jax.tree.structure(like), [memory[name] for name in by_name(like)]
-        )
+        arrays = [memory[name] for name in by_name(like)]
+        memory = jax.tree.unflatten(jax.tree.structure(like), arrays)
         action, memory = act(seen, memory, None)
-        return (action, by_name(memory)) if policy.has_memory else action
+        if policy.has_memory:
+            return action, by_name(memory)
+        return action
 
     return function
 
 
 def to_stablehlo(policy: Policy) -> bytes:
-    """The greedy policy as a serialized `jax.export` artifact: observations [batch, *shape] to
-    actions [batch, ...].
-    """
+    """Export the greedy policy as a serialized `jax.export` artifact, for any batch size."""
     (batch,) = jax.export.symbolic_shape("batch")
-    inputs = inputs_of(policy, batch).values()
-    return jax.export.export(jax.jit(function_of(policy)), platforms=PLATFORMS)(*inputs).serialize()
+    inputs = inputs_of(policy, batch)
+    export_function = jax.export.export(jax.jit(function_of(policy)), platforms=PLATFORMS)
+    return export_function(*inputs.values()).serialize()
 
 
 def to_onnx(policy: Policy) -> bytes:
-    """The greedy policy as an ONNX model with an input for each array, and as outputs the action
-    and `next/...` memory.
+    """Export the greedy policy as an ONNX model.
 
-    Raises UsageError without jax2onnx.
+    It has an input for each array. Its outputs are the action and the new memory, `next/...`.
+
+    Raises:
+        UsageError: jax2onnx or onnxruntime is not installed.
     """
-    # They speak of plugins for other libraries, and of shapes without names
+    # Both warn of plugins for other libraries, and of shapes without names
     for name in ("jax2onnx", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     convert = import_package("jax2onnx", use=" for an .onnx file").to_onnx
@@ -107,17 +110,16 @@ def to_onnx(policy: Policy) -> bytes:
     inputs = inputs_of(policy)
     act = function_of(policy)
     outcome = jax.eval_shape(act, **inputs_of(policy, 1))
-    outputs = (
-        {"action": outcome[0], "next/memory": outcome[1]}
-        if policy.has_memory
-        else {"action": outcome}
-    )
+    outputs = {"action": outcome}
+    if policy.has_memory:
+        action, memory = outcome
+        outputs = {"action": action, "next/memory": memory}
     arrays, structure = jax.tree.flatten(inputs)
 
     def on_arrays(*arrays):
         return jax.tree.leaves(act(**jax.tree.unflatten(structure, arrays)))
 
-    # The warnings are of its own arithmetic; nested jits are inlined, because it knows them of one
+    # It warns of its own arithmetic. Nested jits are inlined, because it supports those of one
     # version of JAX only.
     with warnings.catch_warnings(action="ignore"), jax.disable_jit():
         model = convert(
@@ -127,7 +129,11 @@ def to_onnx(policy: Policy) -> bytes:
 
 
 def check_out(out: Path) -> Path:
-    """Path of the description of `out`. Raises UsageError where one of both cannot be written."""
+    """Path of the description of `out`.
+
+    Raises:
+        UsageError: one of both cannot be written.
+    """
     if not out.name:
         raise UsageError(f"--out {str(out)!r} names no file: it must end in {' or '.join(FORMATS)}")
     check_target(out, *FORMATS)
@@ -144,10 +150,10 @@ def export_policy(policy: Policy, out: Path) -> tuple[Path, Checked]:
 
     Args:
         policy: The policy.
-        out: The file; what its name ends in is the format.
+        out: The file; the ending of its name decides the format.
 
     Returns:
-        The path of the description, and how the file was compared with the policy.
+        The path of the description, and the comparison of the file with the policy.
 
     Raises:
         UsageError: The file cannot be made, or written, or it does not act as the policy does.
@@ -163,22 +169,25 @@ def export_policy(policy: Policy, out: Path) -> tuple[Path, Checked]:
 
 
 def describe(policy: Policy, out: Path, content: bytes) -> dict[str, Any]:
-    """What a user of the file has to know."""
+    """Describe the file for its users."""
     config = policy.config
-    inputs = inputs_of(policy)
-    # In their order
-    named = {name: x for key, tree in inputs.items() for name, x in by_name({key: tree}).items()}
-    memory = ", and memory, whose arrays are zeros at first" if policy.has_memory else ""
+    inputs = {}
+    for key, tree in inputs_of(policy).items():  # one by one, because their order counts
+        for name, x in by_name({key: tree}).items():
+            inputs[name] = {"shape": list(x.shape), "dtype": str(x.dtype)}
+    takes = (
+        "raw observations [batch, *shape], as the environment gives them; normalisation is inside"
+    )
+    returns = "greedy actions [batch, *shape], as the environment takes them"
+    if policy.has_memory:
+        takes += ", and memory, whose arrays are zeros at first"
+        returns += ", and the new memory"
     return {
         "file": out.name,
         "sha256": sha256(content).hexdigest(),
-        "input": "raw observations [batch, *shape], as the environment gives them; "
-        f"normalisation is inside{memory}",
-        "output": "greedy actions [batch, *shape], as the environment takes "
-        f"them{memory and ', and the new memory'}",
-        "inputs": {
-            name: {"shape": list(x.shape), "dtype": str(x.dtype)} for name, x in named.items()
-        },
+        "input": takes,
+        "output": returns,
+        "inputs": inputs,
         "env_spec": policy.env.to_json(),
         "env": config["args"]["env"],
         "env_params": config["args"].get("env_params", ""),
@@ -192,7 +201,7 @@ def describe(policy: Policy, out: Path, content: bytes) -> dict[str, Any]:
 
 
 def export(args: Args) -> None:
-    """What the command does."""
+    """Run the command."""
     out = Path(args.out)
     check_out(out)
     console = Console(quiet=False, total_steps=0)

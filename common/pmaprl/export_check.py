@@ -1,4 +1,4 @@
-"""An exported file beside the policy that it was made of, on random observations.
+"""Comparison of an exported file with its policy, on random observations.
 
 A file that its runtime refuses, or that acts otherwise, is found before anybody relies on it.
 """
@@ -22,13 +22,13 @@ from pmaprl.envs.suite_tools import import_package, reason
 BATCH = 16
 SPREADS = 1.0, 3.0, 10.0, 30.0
 """Distances of the observations of each batch, in their usual deviations."""
-WIDEST = 1e3  # bounds that are further apart say little of what an environment shows
-TOLERANCE = 1e-4  # of numbers, relative to the largest one of an array
-NOISY_POLICIES = 32  # whose parameters differ from the policy's by rounding
-ROUNDING = {"float32": 1e-6, "bfloat16": 1e-2}  # relative, with which they do
+WIDEST = 1e3  # bounds that are further apart say little of the observed numbers
+TOLERANCE = 1e-4  # largest difference of numbers, relative to the largest one of an array
+NOISY_POLICIES = 32  # policies whose parameters differ by rounding
+ROUNDING = {"float32": 1e-6, "bfloat16": 1e-2}  # relative size of that rounding
 
 Runtime = Callable[[dict[str, Any]], list[Any]]
-"""From the inputs of an exported policy to the leaves of its actions and of its new memory."""
+"""inputs of an exported policy -> leaves of its actions and of its new memory"""
 
 
 class Checked(NamedTuple):
@@ -50,18 +50,18 @@ def check_file(policy: Policy, file: Path, suffix: str) -> Checked:
 
     Args:
         policy: The policy.
-        file: Where the file is now.
+        file: The file.
         suffix: Its format, `.stablehlo` or `.onnx`.
 
     Returns:
-        How much was compared.
+        The extent of the comparison.
 
     Raises:
-        UsageError: The runtime refuses the file, or what it gives differs by more than rounding.
+        UsageError: The runtime refuses the file, or its actions differ by more than rounding.
     """
     cpus = _cpus()
-    place = jax.default_device(cpus[0]) if cpus else nullcontext()
-    with place:  # a GPU rounds the factors of products
+    on_cpu = jax.default_device(cpus[0]) if cpus else nullcontext()
+    with on_cpu:  # a GPU rounds the factors of products
         with _refusals(suffix):
             run = RUNTIMES[suffix](file)
         rng = np.random.default_rng(0)
@@ -81,19 +81,19 @@ def check_file(policy: Policy, file: Path, suffix: str) -> Checked:
 
 
 class Inputs(NamedTuple):
-    """A batch of B for a policy."""
+    """A batch of B inputs of a policy."""
 
     obs: Any  # [B, *shape]
-    memory: Any  # [B, ...], () without any
+    memory: Any  # [B, ...]; () for a policy without memory
     first: np.ndarray  # [B] bool
     reward: np.ndarray  # [B]
 
 
 class Outputs(NamedTuple):
-    """Outcome of a batch of B."""
+    """Outputs of a policy for a batch of B."""
 
-    actions: list[np.ndarray]  # the leaves of the greedy actions [B, ...]
-    memory: Any  # the new one [B, ...], () without any
+    actions: list[np.ndarray]  # leaves of the greedy actions [B, ...]
+    memory: Any  # new memory [B, ...]; () for a policy without memory
 
     def arrays(self) -> list[np.ndarray]:
         """All arrays in the order in which an exported policy gives them."""
@@ -120,7 +120,7 @@ def _random_inputs(
     spread: float,
     memory: Any,
 ) -> Inputs:
-    """A batch of `count` for a policy that has this `memory`."""
+    """Draw a batch of `count` inputs for a policy with this `memory`."""
     first = rng.random(count) < 0.2
     reward = rng.normal(0, spread, count).astype(np.float32)
     obs = random_observations(policy, rng, count, spread)
@@ -133,39 +133,46 @@ def random_observations(
     count: int,
     spread: float = 1.0,
 ) -> Any:
-    """Observations [count, *shape] in the types of the environment.
+    """Draw observations in the types of the environment.
 
-    Numbers follow the statistics by which the policy normalises them. Without any they are uniform
-    within their bounds or, where those are too wide to say anything, normal. `spread` multiplies
-    deviations. In every mask each component of an action has a legal choice.
+    Numbers follow the statistics by which the policy normalises them. Without statistics they are
+    uniform within their bounds or, if these are too wide to mean anything, normal. In every mask
+    each component of an action has a legal choice.
+
+    Args:
+        policy: The policy.
+        rng: The source of randomness.
+        count: Number of observations.
+        spread: Multiplies deviations.
+
+    Returns:
+        Observations [count, *shape].
     """
     space = policy.env.observation_space
     masks = iter(_random_masks(policy.env.action_space, space, rng, count))
-    known = dict(_stats_by_name(space, policy.obs_stats))
-    drawn = []
+    stats_by_name = dict(_stats_by_name(space, policy.obs_stats))
+    parts = []
     for name, leaf, like in leaves(space, policy.env.given_like):
         if is_mask(name):
             values = next(masks)
         else:
-            stats = known.get(name)
+            stats = stats_by_name.get(name)
             values = _random_leaf(leaf, like.dtype, stats, rng, count, spread)
         if like.shape != leaf.shape:  # the environment gives channels first
             values = np.moveaxis(values, -1, 1)
-        drawn.append(values.astype(like.dtype))
-    return as_tree(drawn, space)
+        parts.append(values.astype(like.dtype))
+    return as_tree(parts, space)
 
 
 def _stats_by_name(space: Space, stats: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Statistics of the leaves of observations by the names that `leaves` gives; masks have
-    none.
-    """
+    """Iterate over names and statistics of the leaves of observations, without masks."""
     if stats is None or isinstance(space, Leaf):
         yield name, stats
         return
     for key, part in space.items() if isinstance(space, dict) else enumerate(space):
-        own = f"{name}/{key}" if name else str(key)
-        if not is_mask(own):
-            yield from _stats_by_name(part, stats[key], own)
+        part_name = f"{name}/{key}" if name else str(key)
+        if not is_mask(part_name):
+            yield from _stats_by_name(part, stats[key], part_name)
 
 
 def _random_masks(
@@ -174,7 +181,7 @@ def _random_masks(
     rng: np.random.Generator,
     count: int,
 ) -> list[np.ndarray]:
-    """The leaves [count, n] of masks, in order; none where observations have no mask."""
+    """Draw the leaves [count, n] of masks, in order; none if observations have no mask."""
     sizes = [leaf.shape[0] for name, leaf in leaves(space) if is_mask(name)]
     if not sizes:
         return []
@@ -194,15 +201,17 @@ def _random_leaf(
     count: int,
     spread: float,
 ) -> np.ndarray:
-    """Values [count, *shape] for a leaf of observations, before they get their type."""
+    """Draw values [count, *shape] for a leaf of observations, before they get their type."""
     shape = (count, *leaf.shape)
     if not isinstance(leaf, Box):
         return rng.integers(np.reshape(leaf.nvec, leaf.shape), size=shape)
-    low, high = (np.asarray(bound, np.float64) for bound in (leaf.low, leaf.high))
+    low = np.asarray(leaf.low, np.float64)
+    high = np.asarray(leaf.high, np.float64)
     is_narrow = high - low <= WIDEST
     least = np.where(is_narrow, low, 0.0)
     most = np.where(is_narrow, high, 1.0)
-    mean, std = (0.0, 1.0) if stats is None else (np.asarray(stats.mean), np.asarray(stats.std))
+    mean = 0.0 if stats is None else np.asarray(stats.mean)
+    std = 1.0 if stats is None else np.asarray(stats.std)
     normal = np.clip(mean + spread * std * rng.normal(size=shape), low, high)
     if dtype.kind == "f":
         uniform = rng.uniform(least, most, shape)
@@ -216,10 +225,11 @@ def _random_leaf(
 
 
 def _exported_inputs(policy: Policy, inputs: Inputs) -> dict[str, Any]:
-    """The same as `pmaprl.export.inputs_of` names them."""
+    """Inputs under the names of `pmaprl.export.inputs_of`."""
     named = {"obs": inputs.obs}
     if policy.has_memory:
-        named |= {"memory": by_name(jax.tree.map(np.asarray, inputs.memory)), "first": inputs.first}
+        named["memory"] = by_name(jax.tree.map(np.asarray, inputs.memory))
+        named["first"] = inputs.first
     if policy.wants_reward:
         named["reward"] = inputs.reward
     return named
@@ -233,7 +243,7 @@ def _stablehlo(file: Path) -> Runtime:
 def _onnx(file: Path) -> Runtime:
     onnxruntime = import_package("onnxruntime", use=" to try an .onnx file")
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what is wrong is raised
+    options.log_severity_level = 4  # errors are raised, and need no log
     cpu = ["CPUExecutionProvider"]
     session = onnxruntime.InferenceSession(file.read_bytes(), options, providers=cpu)
     return lambda inputs: session.run(None, by_name(inputs))
@@ -245,7 +255,7 @@ NAMES = {".stablehlo": "jax.export", ".onnx": "onnxruntime"}
 
 @contextmanager
 def _refusals(suffix: str) -> Iterator[None]:
-    """Turn what a runtime raises into a UsageError."""
+    """Turn an error of a runtime into a UsageError."""
     try:
         yield
     except UsageError:
@@ -276,15 +286,17 @@ def _compare(
     theirs: list[np.ndarray],
     suffix: str,
 ) -> None:
-    """Raise UsageError where arrays [B, ...] of policy and file differ by more than rounding."""
-    kinds = [[f"{x.dtype}{list(x.shape)}" for x in arrays] for arrays in (ours, theirs)]
-    if kinds[0] != kinds[1]:
-        gives, wanted = (", ".join(kind) for kind in reversed(kinds))
-        raise _not_written(suffix, f"the file gives {gives} where the policy gives {wanted}")
-    excess = [_excess(one, other) for one, other in zip(ours, theirs, strict=True)]
+    """Raise UsageError if arrays [B, ...] of policy and file differ by more than rounding."""
+    our_shapes = _shapes(ours)
+    their_shapes = _shapes(theirs)
+    if our_shapes != their_shapes:
+        raise _not_written(
+            suffix, f"the file gives {their_shapes} where the policy gives {our_shapes}"
+        )
+    excess = [_excess(x, y) for x, y in zip(ours, theirs, strict=True)]
     if not any(map(np.any, excess)):
         return
-    # Rounding alone explains what the policy does too after a change of its parameters by rounding
+    # A difference that a rounded change of the policy's parameters makes too is rounding
     for noisy in _noisy_outputs(policy, inputs):
         allowed = zip(ours, theirs, noisy, strict=True)
         excess = [x & ~_is_near(*arrays) for x, arrays in zip(excess, allowed, strict=True)]
@@ -294,8 +306,12 @@ def _compare(
         raise _not_written(suffix, f"the file acts otherwise than the policy at {where}")
 
 
+def _shapes(arrays: list[np.ndarray]) -> str:
+    return ", ".join(f"{x.dtype}{list(x.shape)}" for x in arrays)
+
+
 def _excess(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Tell where arrays [B, ...] differ, other than whole numbers by more than the tolerance."""
+    """Mark where whole numbers [B, ...] differ, and others by more than the tolerance."""
     if ours.dtype.kind != "f":
         return ours != theirs
     limit = TOLERANCE * np.max(np.abs(ours), initial=0.0, where=np.isfinite(ours))
@@ -305,7 +321,7 @@ def _excess(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 
 def _is_near(ours: np.ndarray, theirs: np.ndarray, noisy: np.ndarray) -> np.ndarray:
-    """Tell where the file is no further from the policy than one with changed parameters."""
+    """Mark where the file is no further from the policy than one with changed parameters."""
     if ours.dtype.kind != "f":
         return theirs == noisy
     return np.abs(theirs - ours) <= np.abs(noisy - ours)

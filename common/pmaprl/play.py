@@ -55,15 +55,15 @@ from pmaprl.envs.spaces import EnvSpec, Space, leaves, map_leaves
 from pmaprl.policy import Policy, load_named
 from pmaprl.recording import HostPlay, play_on_host
 
-HOST_ENVS = 16  # at most, stepped together
+HOST_ENVS = 16  # most environments that step together
 
 
 def play(args: Args) -> Episodes:
-    """What the command does; returns the episodes as host arrays."""
+    """Run the command, and return the episodes as host arrays."""
     if args.gif:
         check_target(Path(args.gif), ".gif")
-    with suppress(ValueError):  # outside the main thread
-        # Ends the bar, and leaves no half of a file
+    with suppress(ValueError):  # outside of the main thread
+        # An exception ends the bar, and leaves no half of a file
         signal.signal(signal.SIGINT, signal.default_int_handler)
     console = Console(quiet=False, total_steps=0)
     set_up_cache()
@@ -72,26 +72,22 @@ def play(args: Args) -> Episodes:
     console.say(f"policy   {policy.run_dir}, step {policy.step:,}, {policy.who}, {how}")
     name, env_params = environment_of(args, policy)
     parts = leaves(policy.env.observation_space, policy.env.given_like)
-    shapes = (f"{part} {x.dtype}{list(x.shape)}".strip() for part, _, x in parts)
-    console.say(
-        f"env      {name}, observations {', '.join(shapes)}, actions "
-        f"{policy.env.action_space}\nplaying ..."
-    )
-    play_there = _play_on_host if steps_on_host(name) else _play_on_device
-    env, episodes, episode = play_there(args, policy, name, env_params, console)
+    shapes = [f"{part} {x.dtype}{list(x.shape)}".strip() for part, _, x in parts]
+    actions = policy.env.action_space
+    console.say(f"env      {name}, observations {', '.join(shapes)}, actions {actions}")
+    console.say("playing ...")
+    play_in_place = _play_on_host if steps_on_host(name) else _play_on_device
+    env, episodes, episode = play_in_place(args, policy, name, env_params, console)
     show(episodes, console, getattr(env, "is_game", False))
     if args.gif:
-        draw_gif(env, episode, Path(args.gif), console.warn)
-        console.say(
-            f"gif      {args.gif} ({Path(args.gif).stat().st_size / 1e3:,.0f} kB, episode 1)"
-        )
+        path = Path(args.gif)
+        draw_gif(env, episode, path, console.warn)
+        console.say(f"gif      {args.gif} ({path.stat().st_size / 1e3:,.0f} kB, episode 1)")
     return episodes
 
 
 def environment_of(args: Args, policy: Policy) -> tuple[str, str]:
-    """Name and parameters of the environment to play in: by default those of the run's
-    evaluations.
-    """
+    """Name and parameters of the environment to play in, by default those of evaluations."""
     trained = policy.config["args"]
     name = args.env or trained["env"]
     if not args.env and is_custom(name):
@@ -117,11 +113,11 @@ def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:
 
 
 def _kinds(space: Space) -> str:
-    """A space in words without the types of actions, which older runs have not stored."""
+    """Describe a space without the types of actions, which older runs have not stored."""
     return str(map_leaves(lambda leaf: leaf._replace(dtype=None), space))
 
 
-# Where, all episodes, and with --gif the first one to draw
+# The environment, all episodes, and with --gif the recording of the first one
 Played = tuple[Env | EnvSpec, Episodes, Recording | None]
 
 
@@ -132,10 +128,15 @@ def _play_on_device(
     _check_fit(policy, env)
     keys = jax.random.split(jax.random.key(args.seed), args.episodes)
     player = policy.player(args.stochastic)
-    episodes = jax.device_get(jax.jit(lambda keys: play_episodes(env, player, keys))(keys))
-    if fault := fault_of(episodes):
+    play_all = jax.jit(lambda keys: play_episodes(env, player, keys))
+    episodes = jax.device_get(play_all(keys))
+    fault = fault_of(episodes)
+    if fault:
         raise FailedEnvError(f"{env.name} {fault}")
-    return env, episodes, record(env, player, keys[0], env.max_steps) if args.gif else None
+    recording = None
+    if args.gif:
+        recording = record(env, player, keys[0], env.max_steps)
+    return env, episodes, recording
 
 
 def _play_on_host(
@@ -150,9 +151,12 @@ def _play_on_host(
         vectorization=policy.config["args"].get("vectorization", ""),
         recorded=bool(args.gif),
     )
-    player = policy.player(args.stochastic)
     return play_on_host(
-        host_play, Worker("play"), player, jax.random.key(args.seed), partial(_check_fit, policy)
+        host_play,
+        Worker("play"),
+        policy.player(args.stochastic),
+        jax.random.key(args.seed),
+        partial(_check_fit, policy),
     )
 
 

@@ -40,9 +40,7 @@ ENDS = tyro.conf.arg(metavar="LOW HIGH", help_behavior_hint="")
 
 @dataclass(kw_only=True)
 class Args(Selection):
-    """Draw learning curves: a panel for each environment, a line for each algorithm over all seeds
-    of its runs.
-    """
+    """Draw learning curves: a panel per environment, a line per algorithm over all its seeds."""
 
     kind: Literal["curves", "heatmap"] = "curves"
     """Kind of picture: learning curves, or a heat map of last values over the flags of --by."""
@@ -64,7 +62,8 @@ class Args(Selection):
     def __post_init__(self):
         super().__post_init__()
         for name in ("xlim", "ylim"):
-            if (ends := getattr(self, name)) and ends[0] >= ends[1]:
+            ends = getattr(self, name)
+            if ends and ends[0] >= ends[1]:
                 raise UsageError(
                     f"--{name} {ends[0]:g} {ends[1]:g}: the first has to be below the second"
                 )
@@ -85,23 +84,29 @@ class Curve(NamedTuple):
 
 
 def learning_curves(args: Args) -> Any:
-    """The matplotlib Figure that the command writes. Raises UsageError for what cannot be drawn;
-    notes go to stderr.
+    """Draw the matplotlib Figure that the command writes; notes go to stderr.
+
+    Raises:
+        UsageError: there is nothing to draw.
     """
-    found = groups.load(args, [args.y])
-    names = frozenset().union(*(run.log.names for group in found for run in group.runs))
+    all_groups = groups.load(args, [args.y])
+    runs = [run for group in all_groups for run in group.runs]
+    names = frozenset().union(*(run.log.names for run in runs))
     if args.y not in names:
         raise UsageError(
             f"--y {args.y}: none of the runs has this metric; {groups.suggest(args.y, names)}"
         )
-    return _heat_maps(found, args) if args.kind == "heatmap" else _curves(found, args)
+    if args.kind == "heatmap":
+        return _heat_maps(all_groups, args)
+    return _curves(all_groups, args)
 
 
-def _curves(found: list[Group], args: Args) -> Any:
-    styles = _styles(found)
+def _curves(all_groups: list[Group], args: Args) -> Any:
+    styles = _styles(all_groups)
     curves = []
-    for group in found:
-        if curve := _curve(group, args, styles[group.key]):
+    for group in all_groups:
+        curve = _curve(group, args, styles[group.key])
+        if curve:
             curves.append(curve)
         else:
             groups.say([f"{group.label} in {group.env}: no {args.y} at common places, left out"])
@@ -114,78 +119,79 @@ def _curves(found: list[Group], args: Args) -> Any:
     panels: dict[str, Panel] = {}
     counted = {curve.counted for curve in curves}
     only_points = all(len(curve.line.x) == 1 for curve in curves)
-    legend = _legend_of_factors(found, only_points)
+    legend = _legend_of_factors(all_groups, only_points)
+    is_same_count = len(counted) == 1
     for group, line, count in curves:
-        label = group.label if len(counted) == 1 else f"{group.label} ({count})"
+        label = group.label if is_same_count else f"{group.label} ({count})"
         panel = panels.setdefault(group.env, Panel(group.env, [*legend]))
         panel.lines.append(line._replace(label="" if legend else label))
+    note = ""
+    if is_same_count:
+        note = f"each {'point' if only_points else 'line'}: {counted.pop()}"
     return draw(
         [_points_apart(panel, args) for panel in panels.values()],
         args.x,
         AXES.get(args.y, args.y),
         title=args.title,
-        note=f"each {'point' if only_points else 'line'}: {counted.pop()}"
-        if len(counted) == 1
-        else "",
+        note=note,
         limits=Limits(x=args.xlim, y=args.ylim, log_x=args.logx),
     )
 
 
-def _factors(found: list[Group]) -> dict[str, list[Any]]:
-    """The flags of --by and their values in order, where nothing else tells the groups apart; else
-    none.
-    """
-    variants = [group.variant for group in found]
-    if (
-        len({group.algorithm for group in found}) > 1
-        or len({tuple(variant) for variant in variants}) > 1
-    ):
+def _factors(all_groups: list[Group]) -> dict[str, list[Any]]:
+    """The flags of --by and their values in order; none if groups differ in anything else."""
+    variants = [group.variant for group in all_groups]
+    algorithms = {group.algorithm for group in all_groups}
+    flags = {tuple(variant) for variant in variants}
+    if len(algorithms) > 1 or len(flags) > 1:
         return {}
     return {name: _ordered([variant[name] for variant in variants]) for name in variants[0]}
 
 
 def _ordered(values: list[Any]) -> list[Any]:
     """The different values, numbers by size."""
-    different = list({json.dumps(value): value for value in values}.values())
+    by_text = {json.dumps(value): value for value in values}
+    different = list(by_text.values())
     return sorted(different) if all(map(is_number, different)) else different
 
 
 def _colors(values: list[Any]) -> list[Any]:
-    """A colour for each value: shades for three and more numbers, else colours that are told apart
-    easily.
-    """
+    """A colour for each value: shades for three and more numbers, otherwise distinct colours."""
     if len(values) > 2 and all(map(is_number, values)):
         return [shade(place) for place in np.linspace(0, 1, len(values))]
     return [COLORS[index % len(COLORS)] for index in range(len(values))]
 
 
-def _styles(found: list[Group]) -> dict[str, dict[str, Any]]:
+def _styles(all_groups: list[Group]) -> dict[str, dict[str, Any]]:
     """Properties of each group's line by its key, the same in every panel.
 
     The first flag of --by decides the colour, the second one the dashes.
     """
-    keys = list(dict.fromkeys(group.key for group in found))
-    styles = {
-        key: {"color": COLORS[index % len(COLORS)], "linestyle": DASHES[index % len(DASHES)]}
-        for index, key in enumerate(keys)
-    }
-    factors = _factors(found)
+    keys = dict.fromkeys(group.key for group in all_groups)
+    styles = {}
+    for index, key in enumerate(keys):
+        styles[key] = {
+            "color": COLORS[index % len(COLORS)],
+            "linestyle": DASHES[index % len(DASHES)],
+        }
+    factors = _factors(all_groups)
     if not 1 <= len(factors) <= 2:
         return styles
-    names = list(factors)
-    colors = _colors(factors[names[0]])
-    for group in found:
-        place = factors[names[0]].index(group.variant[names[0]])
-        if len(names) == 2:
-            dashes = factors[names[1]].index(group.variant[names[1]])
-            styles[group.key] = {"color": colors[place], "linestyle": DASHES[dashes % len(DASHES)]}
-        elif len(factors[names[0]]) > len(COLORS) or colors[0] not in COLORS:
-            styles[group.key] = {"color": colors[place], "linestyle": "-"}
+    first, *rest = factors
+    colors = _colors(factors[first])
+    for group in all_groups:
+        color = colors[factors[first].index(group.variant[first])]
+        if rest:
+            second = rest[0]
+            index = factors[second].index(group.variant[second])
+            styles[group.key] = {"color": color, "linestyle": DASHES[index % len(DASHES)]}
+        elif len(factors[first]) > len(COLORS) or colors[0] not in COLORS:
+            styles[group.key] = {"color": color, "linestyle": "-"}
     return styles
 
 
 def _points_apart(panel: Panel, args: Args) -> Panel:
-    """Put lines of a single point side by side where they are at the same place."""
+    """Put lines of a single point side by side if they are at the same place."""
     drawn = [line.x for line in panel.lines if len(line.x)]
     points = [index for index, line in enumerate(panel.lines) if len(line.x) == 1]
     x = np.array([panel.lines[index].x[0] for index in points])
@@ -203,75 +209,65 @@ def _points_apart(panel: Panel, args: Args) -> Panel:
     return panel._replace(lines=lines, is_apart=True)
 
 
-def _legend_of_factors(found: list[Group], of_points: bool) -> list[Line]:
-    """Empty lines that name the values of two flags one by one, where their combinations would be
-    many.
-    """
-    factors = _factors(found)
-    if (
-        len(factors) != 2
-        or min(map(len, factors.values())) < 2
-        or max(map(len, factors.values())) < 3
-    ):
+def _legend_of_factors(all_groups: list[Group], of_points: bool) -> list[Line]:
+    """Empty lines that name the values of two flags one by one, if combinations are many."""
+    factors = _factors(all_groups)
+    counts = [len(values) for values in factors.values()]
+    if len(factors) != 2 or min(counts) < 2 or max(counts) < 3:
         return []
-    (first, values), (second, others) = factors.items()
-    if len(others) > len(DASHES):
+    first, second = factors
+    if len(factors[second]) > len(DASHES):
         return []
-    nowhere = np.empty(0)
-    colors = _colors(values)
 
-    def look(color: Any, dashes: str) -> dict[str, Any]:
-        how = (
-            {"linestyle": "", "marker": MARKERS[dashes], "markersize": 6}
-            if of_points
-            else {"linestyle": dashes}
+    def entry(name: str, value: Any, color: Any, dashes: str) -> Line:
+        how = {"color": color, "linestyle": dashes}
+        if of_points:
+            how |= {"linestyle": "", "marker": MARKERS[dashes], "markersize": 6}
+        return Line(
+            label=f"{name} {groups.flag_text(value)}",
+            x=np.empty(0),
+            y=np.empty(0),
+            how=how,
         )
-        return {"color": color} | how
 
-    lines = [
-        Line(label=f"{first} {groups.flag_text(value)}", x=nowhere, y=nowhere, how=look(color, "-"))
-        for value, color in zip(values, colors, strict=True)
-    ]
-    lines += [
-        Line(
-            label=f"{second} {groups.flag_text(value)}",
-            x=nowhere,
-            y=nowhere,
-            how=look("0.4", dashes),
-        )
-        for value, dashes in zip(others, DASHES, strict=False)
-    ]
+    colors = _colors(factors[first])
+    lines = []
+    for value, color in zip(factors[first], colors, strict=True):
+        lines.append(entry(first, value, color, "-"))
+    for value, dashes in zip(factors[second], DASHES, strict=False):
+        lines.append(entry(second, value, "0.4", dashes))
     return lines
 
 
 def _curve(group: Group, args: Args, style: dict[str, Any]) -> Curve | None:
-    """Over all seeds that have numbers, where all of these have them; None where that is
-    nowhere.
-    """
+    """The curve of a group where all seeds that have numbers have them; None if that is nowhere."""
     logged = [run for run in group.runs if args.y in run.log.series]
     if not logged:
         return None
-    x, values = groups.align(
-        [run.log.series[args.y] for run in logged], args.x, hold=args.x == "wall"
-    )
-    what = "seed" if len(values) == sum(len(run.seeds) for run in logged) else "run"
+    series = [run.log.series[args.y] for run in logged]
+    x, values = groups.align(series, args.x, hold=args.x == "wall")
+    num_seeds = sum(len(run.seeds) for run in logged)
+    unit = "seed" if len(values) == num_seeds else "run"
     values = values[np.isfinite(values).any(axis=1)]
-    there = np.isfinite(values).all(axis=0)
-    if not values[:, there].size:
-        return None
-    begin = x[there][0]
-    end = x[there][-1]
+    is_common = np.isfinite(values).all(axis=0)
     last = x[-1]
+    first = x[0]
+    x = x[is_common]
+    values = values[:, is_common]
+    if not values.size:
+        return None
+    begin = x[0]
+    end = x[-1]
     notes = []
-    if begin - x[0] > 0.1 * last and args.x == "env_steps":
+    if begin - first > 0.1 * last and args.x == "env_steps":
         notes.append(
             f"the line begins at {begin:,.0f}, from where on all its runs have numbers, not "
-            f"at {x[0]:,.0f}"
+            f"at {first:,.0f}"
         )
     if end < 0.9 * last:
         notes.append(f"the line ends at {end:,.0f} with the shortest run, not at {last:,.0f}")
     groups.say(f"{group.label} in {group.env}: {note}" for note in notes)
-    x, values, count = x[there], values[:, there], len(values)
+    count = len(values)
     line = Line(
         label="",
         x=x,
@@ -279,21 +275,19 @@ def _curve(group: Group, args: Args, style: dict[str, Any]) -> Curve | None:
         band=spread(values, args.estimate),
         how=style,
     )
-    counted = (
-        f"{count} {what}s, {estimate_name(args.estimate, count)}" if count > 1 else f"1 {what}"
-    )
+    counted = f"1 {unit}"
+    if count > 1:
+        counted = f"{count} {unit}s, {estimate_name(args.estimate, count)}"
     return Curve(group, line, counted)
 
 
-def _heat_maps(found: list[Group], args: Args) -> Any:
-    """The estimate over seeds of the last value of the metric, for each combination of two
-    flags.
-    """
+def _heat_maps(all_groups: list[Group], args: Args) -> Any:
+    """Draw the estimate of the metric's last value for each combination of two flags."""
     first, second = args.by
     grids: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
     values: dict[str, list[Any]] = {first: [], second: []}
     seeds = set()
-    for group in found:
+    for group in all_groups:
         if {first, second} - group.variant.keys():
             groups.say([f"{group.label} in {group.env}: it does not have both flags, left out"])
             continue
@@ -305,42 +299,41 @@ def _heat_maps(found: list[Group], args: Args) -> Any:
         cells[cell] = float(estimate(last, args.estimate)) if len(last) else np.nan
         for name in args.by:
             values[name].append(group.variant[name])
-    if not any(np.isfinite(value) for cells in grids.values() for value in cells.values()):
+    estimates = [value for cells in grids.values() for value in cells.values()]
+    if not np.isfinite(estimates).any():
         raise UsageError(f"{args.y} is null in all rows of the runs that have both flags of --by")
     columns = _ordered(values[first])
     rows = _ordered(values[second])
-    drawn = [
-        Grid(
+    drawn = []
+    for (env, algorithm), cells in grids.items():
+        numbers = np.full((len(rows), len(columns)), np.nan)
+        for i, row in enumerate(rows):
+            for j, column in enumerate(columns):
+                cell = json.dumps(row), json.dumps(column)
+                numbers[i, j] = cells.get(cell, np.nan)
+        grid = Grid(
             title=f"{env}, {algorithm}",
             rows=[groups.flag_text(row) for row in rows],
             columns=[groups.flag_text(column) for column in columns],
-            values=np.array(
-                [
-                    [cells.get((json.dumps(row), json.dumps(column)), np.nan) for column in columns]
-                    for row in rows
-                ]
-            ),
+            values=numbers,
         )
-        for (env, algorithm), cells in grids.items()
-    ]
+        drawn.append(grid)
     most = max(seeds)
     counted = f"{most}" if min(seeds) == most else f"{min(seeds)} to {most}"
-    how = f"{estimate_name(args.estimate, most)} over {counted} seeds" if most > 1 else "1 seed"
-    note = (
-        f"last value {'in training' if args.y in (TRAINING, RECENT) else 'of the run'}; "
-        f"each cell: {how}"
-    )
+    kind = f"{estimate_name(args.estimate, most)} over {counted} seeds" if most > 1 else "1 seed"
+    moment = "in training" if args.y in (TRAINING, RECENT) else "of the run"
+    note = f"last value {moment}; each cell: {kind}"
     return draw_grids(drawn, first, second, AXES.get(args.y, args.y), args.title, note)
 
 
 def _last_values(values: np.ndarray) -> np.ndarray:
-    """The last finite number of each seed of [P, S]."""
+    """The last finite number of each seed of values [P, S]."""
     known = [seed[np.isfinite(seed)] for seed in values.T]
     return np.array([seed[-1] for seed in known if len(seed)])
 
 
 def plot(args: Args) -> None:
-    """What the command does."""
+    """Run the command."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     path = Path(args.out)

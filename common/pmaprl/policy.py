@@ -1,7 +1,12 @@
-"""A trained policy, ready to act: `policy = load_policy("runs/NAME")`, then `action = policy(obs)`.
+"""A trained policy, ready to act.
 
-One with memory: `memory = policy.initial_memory(n)`, then `action, memory = policy(obs, memory,
-first)`.
+    policy = load_policy("runs/NAME")
+    action = policy(obs)
+
+A policy with memory acts with it:
+
+    memory = policy.initial_memory(n)
+    action, memory = policy(obs, memory, first)
 
 Observations go in as the environment gives them and actions come out as it takes them: the
 observation normaliser, the one-hot encoding and the action bounds are part of the policy.
@@ -39,8 +44,14 @@ from pmaprl.runs.scripts import may_be_imported
 
 
 def import_file(path: Path, digest: str) -> ModuleType:
-    """The module of a file as it is now, with this SHA-256; the same one again, as long as the file
-    is the same.
+    """Import a file, or return its module if the same content was imported before.
+
+    Args:
+        path: the file.
+        digest: its SHA-256.
+
+    Raises:
+        UsageError: the file cannot be imported.
     """
     name = f"algorithm_{digest[:16]}_{path.stem}"
     if name in sys.modules:
@@ -48,8 +59,8 @@ def import_file(path: Path, digest: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None:
         raise UsageError(f"{path} is not a Python file")
-    # Dataclasses look their module up there
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -68,26 +79,34 @@ def load_policy(
     algorithm: ModuleType | str | Path | None = None,
     member: int | None = None,
 ) -> Policy:
-    """The policy of a run directory, or of one of its checkpoints (`runs/NAME/checkpoints/STEP`).
+    """Load the policy of a run.
 
-    `step` names a checkpoint, or takes the newest, or the one with this agent's best evaluation.
-    `seed` chooses the agent of a run with --num-seeds; its first is the default. `member` chooses
-    one of a population, by its place; the default is the best one at that step. `algorithm` is the
-    module or the file that the run was made with. It is needed where that is not a file of this
-    repository's `algos/`: a run directory is data, it does not decide which code is imported. Warns
-    where that file has changed since, of damaged checkpoints, and where the evaluation that tells
-    the best member is of another step.
+    It warns if the algorithm's file has changed since the run, of damaged checkpoints, and if the
+    evaluation that decides which member is the best is of another step.
 
-    Raises UsageError where the run, the checkpoint or the agent does not exist, or the algorithm
-    does not fit.
+    Args:
+        run: a run directory, or one of its checkpoints (`runs/NAME/checkpoints/STEP`).
+        step: environment steps of a checkpoint, "latest", or "best", the checkpoint with this
+            agent's best evaluation.
+        seed: the agent of a run with --num-seeds; None: the first.
+        algorithm: the module or file that the run was made with. It is needed unless that is a file
+            of the kit or one that has trained on this machine: a run directory is data, and does
+            not decide which code is imported.
+        member: index of a member of a population; None: the best one at that step.
+
+    Returns:
+        The policy, with its `step`, `seed`, `member` and `evaluation`.
+
+    Raises:
+        UsageError: the run, the checkpoint or the agent does not exist, or the algorithm does not
+            fit.
     """
     run_dir, step = _split_checkpoint(Path(run), step)
     config = read_config(run_dir)
     start_jax()
     try:
-        env = spec_with_byte_max(
-            EnvSpec.from_json(config["env_spec"]), config["args"].get("byte_max", 0)
-        )
+        spec = EnvSpec.from_json(config["env_spec"])
+        env = spec_with_byte_max(spec, config["args"].get("byte_max", 0))
     except Exception as error:
         raise UsageError(
             f"{run_dir} does not say what its observations and actions are: {error!r}"
@@ -100,47 +119,47 @@ def load_policy(
         raise UsageError(f"{run_dir} does not fit {module.__file__}: {kind}{error}") from error
     checkpoints = Checkpoints(run_dir / FOLDER, is_population=args.is_population)
     index = _named_agent(args, run_dir, seed, member)
-    listed = _candidates(checkpoints, step, index)
+    steps_to_try = _candidates(checkpoints, step, index)
     evaluations = {}
 
     def candidates() -> list[int]:
-        # Before it is read, for a run that goes on may delete it meanwhile
+        # Read before the checkpoint, which a run that goes on may delete meanwhile
         evaluations.update(checkpoints.evaluations())
-        return listed()
+        return steps_to_try()
 
     try:
-        found, arrays, damaged = checkpoints.load(
+        loaded_step, arrays, damaged = checkpoints.load(
             flatten(like), ("learner/",), candidates=candidates
         )
     except Mismatch as error:
         raise UsageError(f"{run_dir} does not fit its algorithm's file: {error}") from error
-    for one in damaged:
-        warnings.warn(printable(one), stacklevel=2)
+    for checkpoint in damaged:
+        warnings.warn(printable(checkpoint), stacklevel=2)
     evaluations |= checkpoints.evaluations()
-    evaluations = {
+    complete = {
         at: returns for at, returns in evaluations.items() if len(returns) == args.num_agents
     }
-    index = _best_member(run_dir, evaluations, found) if index is None else index
-    learner = jax.tree.map(lambda x: x[index], unflatten(arrays, like)["learner"])
-    returns = evaluations.get(found, [])
-    seed = args.members.seed[index]
-    evaluation = returns[index] if len(returns) == args.num_agents else None
+    if index is None:
+        index = _best_member(run_dir, complete, loaded_step)
+    returns = complete.get(loaded_step)
     return Policy(
         algorithm=functions,
-        learner=learner,
+        learner=jax.tree.map(lambda x: x[index], unflatten(arrays, like)["learner"]),
         env=env,
         run_dir=run_dir,
-        step=found,
-        seed=seed,
-        evaluation=evaluation,
+        step=loaded_step,
+        seed=args.members.seed[index],
+        evaluation=returns[index] if returns else None,
         config=config,
         member=index,
     )
 
 
 def load_named(args: PolicyArgs, console: Console) -> Policy:
-    """The policy that a command's flags name; warnings go to `console`. Raises UsageError as
-    `load_policy` does.
+    """Load the policy that a command's flags name, with warnings on the `console`.
+
+    Raises:
+        UsageError: see `load_policy`.
     """
     check_settings()
     with warnings.catch_warnings(action="always", category=UserWarning):
@@ -149,8 +168,9 @@ def load_named(args: PolicyArgs, console: Console) -> Policy:
 
 
 def _split_checkpoint(path: Path, step: Choice) -> tuple[Path, Choice]:
-    """The run directory and the step that `path` and `step` mean together."""
-    step = operator.index(step) if isinstance(step, SupportsIndex) else step
+    """Split a path that may be a checkpoint's into a run directory and a step."""
+    if isinstance(step, SupportsIndex):
+        step = operator.index(step)
     absolute = Path(os.path.abspath(path))
     named = step_of(absolute.name)
     if is_run(path) or absolute.parent.name != FOLDER or named is None:
@@ -163,13 +183,10 @@ def _split_checkpoint(path: Path, step: Choice) -> tuple[Path, Choice]:
 def _module(
     config: dict[str, Any], run_dir: Path, algorithm: ModuleType | str | Path | None
 ) -> ModuleType:
-    """The algorithm: what the caller names, else the file in `algos/` that the run says it was made
-    with.
-    """
+    """Import the algorithm of a run: the caller's, or else the file that the run names."""
     given = isinstance(algorithm, ModuleType)
-    path = Path(
-        (algorithm.__file__ if given else algorithm) or ROOT / str(config.get("script"))
-    ).resolve()
+    file = algorithm.__file__ if given else algorithm
+    path = Path(file or ROOT / str(config.get("script"))).resolve()
     is_there = path.is_file()
     digest = sha256(path.read_bytes()).hexdigest() if is_there else ""
     if algorithm is None and not may_be_imported(path, digest):
@@ -189,35 +206,43 @@ def _module(
 
 
 def _functions(config: dict[str, Any], env: EnvSpec, module: ModuleType) -> tuple[Any, Any, Any]:
-    """The run's flags, the algorithm's functions for it, and as `learner` those of all agents
-    without their numbers.
+    """Rebuild the parts of a run that its flags determine.
+
+    Returns:
+        The flags, the algorithm's functions, and {"learner": ...} of all agents, zeros that take no
+        memory.
     """
     flags = {name: value for name, value in config["args"].items() if name not in ONE_TIME}
     args = module.Args(**flags)
     functions = module.make_algorithm(args, env)
     hparams = hparams_of(args, {name: np.float32(0) for name in args.members.member_values})
     shapes = jax.eval_shape(lambda: {"learner": functions.init(jax.random.key(0), hparams)})
-    count = args.num_agents  # as a checkpoint has them, [S, ...]; they take no memory
-    return (
-        args,
-        functions,
-        jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (count, *x.shape)), shapes),
-    )
+
+    def of_all_agents(x: jax.ShapeDtypeStruct) -> np.ndarray:
+        zero = np.zeros((), x.dtype)
+        return np.broadcast_to(zero, (args.num_agents, *x.shape))
+
+    return args, functions, jax.tree.map(of_all_agents, shapes)
 
 
 def _named_agent(args: Any, run_dir: Path, seed: int | None, member: int | None) -> int | None:
-    """The place of an agent among all; None for the best one of a population."""
+    """Index of an agent among all; None for the best one of a population."""
     if member is not None and seed is not None:
         raise UsageError(f"member {member} and seed {seed}: an agent is chosen by one of them only")
     seeds = args.members.seed
-    what, name, known = (
-        ("seed", seed, seeds) if member is None else ("member", member, range(len(seeds)))
-    )
-    if name is None:
+    if member is not None:
+        kind = "member"
+        name = member
+        known = range(len(seeds))
+    elif seed is not None:
+        kind = "seed"
+        name = seed
+        known = seeds
+    else:
         return None if args.is_population else 0
     if name not in known:
         raise UsageError(
-            f"{run_dir} has no {what} {name!r}: it trained {what}s {known[0]} to {known[-1]}"
+            f"{run_dir} has no {kind} {name!r}: it trained {kind}s {known[0]} to {known[-1]}"
         )
     return known.index(name)
 
@@ -225,28 +250,36 @@ def _named_agent(args: Any, run_dir: Path, seed: int | None, member: int | None)
 def _candidates(
     checkpoints: Checkpoints, step: Choice, index: int | None
 ) -> Callable[[], list[int]]:
-    """What `load` is to try for `step`, of the agent at `index` or of the best one."""
+    """A function that returns the steps to try for `step`, the preferred one last.
+
+    Args:
+        checkpoints: the checkpoints of the run.
+        step: the caller's choice.
+        index: index of the agent; None: the best one.
+    """
     steps = checkpoints.steps()
     if not steps:
         raise UsageError(f"{checkpoints.directory.parent} has no checkpoint yet")
     if step not in ("best", "latest", *steps):
-        some = ", ".join(map(str, steps if len(steps) <= 10 else [*steps[:3], "...", *steps[-3:]]))
+        some = steps if len(steps) <= 10 else [*steps[:3], "...", *steps[-3:]]
+        names = ", ".join(map(str, some))
         raise UsageError(
-            f'{checkpoints.directory} has no {step!r}: choose "best", "latest" or {some}'
+            f'{checkpoints.directory} has no {step!r}: choose "best", "latest" or {names}'
         )
-    by_word = {"best": lambda: checkpoints.by_return(index), "latest": checkpoints.steps}
-    if step == "best" and not by_word[step]():
+    if step == "latest":
+        return checkpoints.steps
+    if step != "best":
+        return lambda: [step]
+    if not checkpoints.by_return(index):
         raise UsageError(
             f'no evaluation says which checkpoint in {checkpoints.directory} is "best": take '
             '"latest"'
         )
-    return by_word.get(step, lambda: [step])
+    return lambda: checkpoints.by_return(index)
 
 
 def _best_member(run_dir: Path, evaluations: dict[int, list[float]], step: int) -> int:
-    """The place of the best member at this step; warns where another step has to tell which one
-    that is.
-    """
+    """Index of the best member at this step, with a warning if another step has to decide it."""
     if not evaluations:
         warnings.warn(
             "no checkpoint has an evaluation to tell the best member: this is member 0",
@@ -256,9 +289,9 @@ def _best_member(run_dir: Path, evaluations: dict[int, list[float]], step: int) 
     judged = step if step in evaluations else max(evaluations)
     member = ranked(evaluations[judged], training_returns(run_dir, judged))[0]
     if judged != step:
-        told = (
-            f"checkpoint {step} has no evaluation: this is member {member}, the best one "
-            f"at step {judged}"
+        warnings.warn(
+            f"checkpoint {step} has no evaluation: this is member {member}, the best one at step "
+            f"{judged}; member=... chooses another one",
+            stacklevel=3,
         )
-        warnings.warn(f"{told}; member=... chooses another one", stacklevel=3)
     return member

@@ -1,4 +1,4 @@
-"""Episodes in environments on the host, of which the first one can be recorded, to be drawn.
+"""Episodes in environments on the host, the first of which can be recorded and drawn.
 
 `pmaprl.play` plays them, and so does the end of a run with --gif.
 """
@@ -29,8 +29,8 @@ class HostPlay(NamedTuple):
     num_envs: int
     num_episodes: int
     seed: int  # of the environments
-    vectorization: str  # that of the run; a process of its own draws nothing
-    recorded: bool  # whether the first environment's first episode is
+    vectorization: str  # flag of the run; only "vector" matters, as other processes draw nothing
+    recorded: bool  # True: record the first environment's first episode
 
 
 def play_on_host(
@@ -43,26 +43,32 @@ def play_on_host(
     """Play episodes in new environments of this process, and close them.
 
     Args:
-      play: what is played.
-      worker: says what goes on, for whoever watches.
+      play: the environments and episodes.
+      worker: holds the environments, and notes its phases for those who watch.
       player: acts.
-      key: that of sampled actions; None for a player without chance.
-      check: gets what the environments are, and may raise.
+      key: key of sampled actions; None for a player that samples none.
+      check: called with the spec of the environments, and may raise an error.
 
     Returns:
-      What the environments are, all episodes, and where it is `recorded` the first one of them.
+      The spec of the environments, all episodes, and the recording of the first one if `recorded`.
     """
-    how = "vector" if play.vectorization == "vector" else "sync"
     player = player._replace(act=jax.jit(player.act))
     recorded = None
     try:
         with worker.doing("make"):
-            options = {"vectorization": how, "frames": play.recorded}
-            worker.envs = make_host(play.name, play.num_envs, play.seed, play.env_params, **options)
+            worker.envs = make_host(
+                play.name,
+                play.num_envs,
+                play.seed,
+                play.env_params,
+                vectorization="vector" if play.vectorization == "vector" else "sync",
+                frames=play.recorded,
+            )
         spec = worker.envs.spec
         check(spec)
         if play.recorded:
-            worker.envs = recorded = RecordedEnvs(worker.envs)
+            recorded = RecordedEnvs(worker.envs)
+            worker.envs = recorded
         episodes = run_host_episodes(worker, player, play.num_episodes, key)
     finally:
         worker.close()
@@ -72,17 +78,16 @@ def play_on_host(
 def record_on_host(
     args: HostEnvArgs, algorithm: Any, learner: Any, stopped: Callable[[], bool]
 ) -> tuple[EnvSpec, Recording] | None:
-    """Record an episode of a run's evaluations, by the best actions of a `learner`, in a thread
-    that is watched.
+    """Record a greedy episode in an environment of evaluations, in a thread that is watched.
 
     Args:
       args: flags of the run.
-      algorithm: whose learner it is.
+      algorithm: the algorithm of the learner.
       learner: the state of one agent.
-      stopped: whether the episode does not matter any more.
+      stopped: returns True once the episode does not matter any more.
 
     Returns:
-      What the environment is, and the episode; None where it was stopped.
+      The spec of the environment, and the episode; None if it was stopped.
 
     Raises:
       TrainingError: an environment does not return.
@@ -103,7 +108,8 @@ def record_on_host(
         if stopped():
             worker.ended = True
             return None
-        if flag := worker.stuck(args):
+        flag = worker.stuck(args)
+        if flag:
             worker.ended = True
             raise TrainingError(
                 f"environment {args.env} does not return from {worker.activity.phase} ({flag})"

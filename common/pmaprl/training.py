@@ -1,9 +1,4 @@
-"""What `train` of every algorithm does: a run on devices, or a run whose learner gets its batches
-from actors.
-
-It raises UsageError for what cannot be done, TrainingError where training had to stop,
-KeyboardInterrupt after SIGINT.
-"""
+"""Training of every algorithm: on devices alone, or with batches from actors on the host."""
 
 import sys
 from collections.abc import Callable
@@ -35,6 +30,7 @@ from pmaprl.envs.custom import wrap
 from pmaprl.envs.environment import Env, check_spaces, defaults_left_off
 from pmaprl.envs.host import evaluation_params
 from pmaprl.envs.registry import list_envs, make
+from pmaprl.envs.spaces import EnvSpec
 from pmaprl.envs.variation import run_env
 from pmaprl.runs.directory import describe_shared
 from pmaprl.runs.lock import locked
@@ -52,14 +48,28 @@ def run_algorithm(
     env: Any = None,
     callback: Callback | None = None,
 ) -> TrainResult | None:
-    """Train as the command line does, with the pure functions that `make_algorithm(args, spec)`
-    returns.
+    """Train an agent, as the command line does. `train` of every algorithm calls this.
 
-    `env` is a gymnax-style environment, in place of the name `args.env`. `callback` gets every row
-    of metrics, and ends the run where it returns True. With --list-envs there is no result.
+    Args:
+        args: the algorithm's flags.
+        script: the algorithm's file.
+        make_algorithm: a function of the flags and an `EnvSpec` that returns an `OnPolicy` or
+            `OffPolicy`.
+        env: a gymnax-style environment, in place of the name `args.env`.
+        callback: called with every row of metrics, a dictionary; True ends the run.
+
+    Returns:
+        Parameters [S, ...], the last evaluation and more; None with --list-envs.
+
+    Raises:
+        UsageError: flags or the environment cannot be used.
+        TrainingError: training had to stop.
+        KeyboardInterrupt: SIGINT has stopped the run.
+        SystemExit: another signal has stopped the run.
     """
     if args.list_envs:
-        return list_envs(SUITES if isinstance(args, FlagsByPlace) else HOST_SUITES, args.list_envs)
+        suites = SUITES if isinstance(args, FlagsByPlace) else HOST_SUITES
+        return list_envs(suites, args.list_envs)
     if isinstance(args, HostEnvArgs) and env is not None:
         raise UsageError(
             "environments on the host are named by --env: an object cannot be made anew by "
@@ -67,7 +77,8 @@ def run_algorithm(
         )
     if not args.benchmark:
         remember(Path(script))
-    with multihost.joined(args, describe_shared(args, script) if args.distributed else {}):
+    shared = describe_shared(args, script) if args.distributed else {}
+    with multihost.joined(args, shared):
         if isinstance(args, HostEnvArgs):
             return train_with_actors(args, script, make_algorithm, callback)
         return train_on_devices(args, script, make_algorithm, env, callback)
@@ -80,16 +91,15 @@ def train_on_devices(
     env: Any = None,
     callback: Callback | None = None,
 ) -> TrainResult:
-    """Environments step on the devices too, and many updates run in one call."""
+    """Train with environments that step on the devices too, many updates in one call."""
     if args.sharding == "members":
         devices = choose_devices(args.num_devices, args.num_agents, shared="the number of agents,")
     else:
         devices = choose_devices(
             args.num_devices, args.num_envs, args.block, args.envs_per_cpu_device, args.processes
         )
-    env = run_env(
-        args, make(args.env, args.env_params) if env is None else wrap(env, args.env_params)
-    )
+    env = make(args.env, args.env_params) if env is None else wrap(env, args.env_params)
+    env = run_env(args, env)
     check_spaces(args, env)
     algorithm = make_algorithm(args, env.spec)
     programs = over_devices(for_seeds(algorithm, args, env), devices, args.sharding)
@@ -97,11 +107,7 @@ def train_on_devices(
     shapes = jax.eval_shape(programs.init, members)
     example = np.int32(0)
     check_fits(args, shapes, example, env.spec, devices)
-    notes = (
-        describe_bytes(args, env.spec)
-        | describe_replay(args, shapes)
-        | defaults_left_off(args, env.spec)
-    )
+    notes = _notes(args, env.spec, shapes)
     if env.declared_steps > env.max_steps:
         notes["eval"] = f"cuts episodes after {env.max_steps:,} of {env.declared_steps:,} steps"
     run = Run(args, script, env, devices, notes, callback, algorithm.cautions)
@@ -114,48 +120,52 @@ def train_on_devices(
         ends = {
             "picture": partial(draw_metrics, run, env),
             "gif": partial(draw_policy, run, env, algorithm),
+            "ratings": partial(rate_members, run, env, algorithm),
         }
-        return run.finish(state, ends | {"ratings": partial(rate_members, run, env, algorithm)})
+        return run.finish(state, ends)
+
+
+def _notes(args: Any, spec: EnvSpec, shapes: Any) -> dict[str, str]:
+    """Notes for the header of a run on bytes, the replay buffer, and flags without effect."""
+    notes = describe_bytes(args, spec)
+    notes |= describe_replay(args, shapes)
+    return notes | defaults_left_off(args, spec)
 
 
 def train_with_actors(
     args: HostEnvArgs, script: str, make_algorithm: Callable, callback: Callback | None = None
 ) -> TrainResult:
-    """Environments step on the host, in threads beside the learner; an update learns from some of
-    their rollouts.
+    """Train with environments that step on the host, in threads beside the learner.
 
-    Of several processes each has actors of its own, which feed its own learner devices.
+    An update learns from some rollouts of the threads. Each of several processes has actors of its
+    own, which feed its own learner devices.
     """
-    # Before JAX starts
+    # First of all, because it decides how JAX starts
     actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
     args = args.among(multihost.count())
     env = inspect_env(args)
-    own = len(multihost.own(devices))
+    num_learners = len(multihost.own(devices))
     check_spaces(args, env.spec)
     algorithm = make_algorithm(args, env.spec)
     driver = host_driver(algorithm, args, env.spec)
-    args.check_split(own)
+    args.check_split(num_learners)
     threads = f"{args.actor_threads} thread{'s' * (args.actor_threads > 1)}"
     notes = {"actors": f"{threads} on each of {describe(actor_devices)}"}
     if args.processes > 1:
         notes["actors"] += f" in each of {args.processes} processes"
-    if (params := evaluation_params(vars(args))) != args.env_params:
+    params = evaluation_params(vars(args))
+    if params != args.env_params:
         notes["eval"] = f"with {params}"
     programs = programs_over_learners(driver, devices)
     members = arrays_of(args.members, len(devices))
     shapes = jax.eval_shape(programs.init, members)
-    example = example_batch(args, env, driver, own)
+    example = example_batch(args, env, driver, num_learners)
     check_fits(args, shapes, example, env.spec, devices)
-    notes |= (
-        describe_bytes(args, env.spec)
-        | describe_replay(args, shapes)
-        | defaults_left_off(args, env.spec)
-    )
+    notes |= _notes(args, env.spec, shapes)
     run = Run(args, script, env, devices, notes, callback, algorithm.cautions)
     with locked(run.dir), run:
-        evaluation = HostEvaluation(
-            args, algorithm._replace(act=jax.jit(algorithm.act)), run.console.warn
-        )
+        compiled = algorithm._replace(act=jax.jit(algorithm.act))
+        evaluation = HostEvaluation(args, compiled, run.console.warn)
         state, update = run.start(programs, members, shapes, example, evaluation)
         if run.unfinished:
             state = _learn_from_actors(run, driver, state, update, actor_devices)
@@ -167,42 +177,36 @@ def train_with_actors(
 
 
 def programs_over_learners(driver: HostDriver, devices: list[jax.Device]) -> Programs:
-    """The programs on all `devices`. A state has an axis for its one seed."""
+    """Make the programs on all `devices`. A state has an axis for its one seed."""
 
     def init(members):
         return jax.tree.map(lambda x: x[None], driver.init(members.seed[0]))
 
     def update(state, batch):
-        state, published, tally = driver.update(jax.tree.map(lambda x: x[0], state), batch.rollouts)
+        state = jax.tree.map(lambda x: x[0], state)
+        state, published, metric_sums = driver.update(state, batch.rollouts)
         wants_to_stop = jax.tree.map(lambda x: jax.lax.pmax(x, AXIS), batch.wants_to_stop)
-        return (
-            jax.tree.map(lambda x: x[None], state),
-            published,
-            (tally, driver.snapshot_metrics(state), wants_to_stop),
-        )
+        reported = metric_sums, driver.snapshot_metrics(state), wants_to_stop
+        return jax.tree.map(lambda x: x[None], state), published, reported
 
     pmap = partial(jax.pmap, axis_name=AXIS, devices=devices)
     update = in_one_order(update, devices, AXIS)
     return Programs(
-        pmap(init), pmap(update, out_axes=(0, None, None), donate_argnums=0), evaluate=None
+        init=pmap(init),
+        update=pmap(update, out_axes=(0, None, None), donate_argnums=0),
+        evaluate=None,
     )
 
 
 def _learn_from_actors(
     run: Run, driver: HostDriver, state: Any, update: Callable, actor_devices: list[jax.Device]
 ) -> Any:
-    """Updates of `state` until the run ends; returns the last state."""
+    """Update the state until the run ends, and return the last state."""
     host = to_host(state.replace(actors=()))
     learner, started = jax.tree.map(lambda x: x[0], (host.learner, host.run))
-    # Its console is silent
-    this = f"warning: process {jax.process_index()} of {multihost.count()}:"
-    elsewhere = partial(print, this, file=sys.stderr, flush=True)
-    warn = (
-        run.console.warn if multihost.is_first() else lambda text: elsewhere(printable_lines(text))
-    )
-    sharding = jax.NamedSharding(
-        jax.sharding.Mesh(multihost.own(run.devices), (AXIS,)), jax.P(AXIS)
-    )
+    warn = run.console.warn if multihost.is_first() else _warn_of_process
+    mesh = jax.sharding.Mesh(multihost.own(run.devices), (AXIS,))
+    sharding = jax.NamedSharding(mesh, jax.P(AXIS))
     with Batches(run.args, driver, learner, started, actor_devices, sharding, warn) as batches:
         run.figures = batches.figures
         while run.unfinished:
@@ -210,14 +214,21 @@ def _learn_from_actors(
     return state
 
 
+def _warn_of_process(text: str) -> None:
+    """Print a warning of a process that is not the first, whose console is silent."""
+    process = f"process {jax.process_index()} of {multihost.count()}"
+    print(f"warning: {process}: {printable_lines(text)}", file=sys.stderr, flush=True)
+
+
 def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
-    """Updates of `state` up to the next thing that is due, or fewer where the run stops; returns
-    the new state.
+    """Update the state until anything is due or the run stops, and return the new state.
 
     While an update runs, the rollouts of the next one are awaited and copied to the devices.
-    Several processes make the same updates: each tells the others with its rollouts that it has to
-    stop. Raises ActorsFailed, with everything saved by a process that is alone: others wait in an
-    update for those that fail.
+    Several processes make the same updates, so each sends with its rollouts whether it has to stop.
+
+    Raises:
+        ActorsFailed: the actors have failed. A single process has saved everything by then; others
+            wait in an update for the process that fails.
     """
     metrics = UpdateMetrics()
     failure = None
@@ -252,15 +263,15 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
 
 
 def _stopping(run: Run, state: Any) -> bool:
-    """Whether to wait for rollouts no longer, which several processes cannot decide on while they
-    wait.
+    """True if a single process is to wait for rollouts no longer; several cannot decide it here.
 
-    Raises what has befallen the newest update, which returned `state`, such as the loss of another
+    An error of the newest update, which returned `state`, is raised, such as the loss of another
     process.
     """
     if multihost.count() == 1:
         return run.stopping
-    if (newest := jax.tree.leaves(state)[0]).is_ready():
+    newest = jax.tree.leaves(state)[0]
+    if newest.is_ready():
         jax.block_until_ready(newest)
     return False
 
@@ -274,9 +285,7 @@ def draw_metrics(run: Run, env: Any, learners: Any, status: str) -> str:
 
 
 def draw_policy(run: Run, env: Env, algorithm: Any, learners: Any, status: str) -> str:
-    """With --gif, draw an episode with the policy of the first, or best, of `learners` [S, ...] to
-    `policy.gif`.
-    """
+    """With --gif, draw an episode of the first seed, or of the best member, to `policy.gif`."""
     if not run.args.gif or status == "interrupted":
         return ""
     from pmaprl.drawing.episodes import draw_gif, record  # slow, and needed with --gif only
@@ -292,8 +301,7 @@ def draw_policy(run: Run, env: Env, algorithm: Any, learners: Any, status: str) 
 
 
 def draw_policy_on_host(run: Run, algorithm: Any, learners: Any, status: str) -> str:
-    """With --gif, draw an episode with the policy of the one of `learners` [1, ...] to
-    `policy.gif`.
+    """With --gif, draw an episode to `policy.gif`.
 
     It is played in an environment that is made for it, with the parameters of evaluations.
     """
@@ -312,7 +320,7 @@ def draw_policy_on_host(run: Run, algorithm: Any, learners: Any, status: str) ->
 
 
 def _path_of_gif(run: Run) -> Path:
-    """The file for a run's episode, without that of an earlier end."""
+    """Path of the picture of a run's episode; an older picture is deleted."""
     path = run.dir / "policy.gif"
     path.unlink(missing_ok=True)
     return path

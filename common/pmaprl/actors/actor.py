@@ -28,12 +28,18 @@ from pmaprl.envs.variation import REDUCTIONS
 
 
 class Stepper:
-    """The N environments of a worker and their episodes; raises FailedEnvError where what they give
-    cannot be used.
+    """The N environments of a worker, their episodes, and a check of all that they return.
+
+    Raises FailedEnvError if observations or rewards cannot be used.
     """
 
     def __init__(self, worker: Worker, longest: float = np.inf):
-        """Begin an episode in each; one that has `longest` steps counts as over."""
+        """Begin an episode in each environment.
+
+        Args:
+            worker: has the environments.
+            longest: number of steps after which an episode counts as over.
+        """
         self._worker = worker
         self._longest = longest
         count = worker.envs.num_envs
@@ -41,15 +47,19 @@ class Stepper:
         self._length = np.zeros(count, int)
         with worker.doing("reset"):
             obs = worker.envs.reset()
-        # What to act on, [N, ...], observations in the networks' types
+        # Input [N, ...] of the next action, observations in the networks' types
         self.seen = PolicyInput(
-            self._checked(obs), np.ones(count, bool), np.zeros(count, np.float32)
+            obs=self._checked(obs),
+            first=np.ones(count, bool),
+            reward=np.zeros(count, np.float32),
         )
         self._check_seen(worker.envs.spec, acting=self.seen.first)
 
     def step(self, action: Any) -> tuple[HostStep, list[tuple[int, float, int]]]:
-        """Act everywhere; with the step, returns (environment, return, length) of each episode that
-        is over.
+        """Step all environments.
+
+        Returns:
+            The step, and (environment, return, length) of each episode that is over.
         """
         envs = self._worker.envs
         with self._worker.doing("env_step"):
@@ -58,20 +68,23 @@ class Stepper:
         self._check_finite(out.reward, "reward")
         if out.final_obs is not None:
             out = out._replace(final_obs=self._checked(out.final_obs))
-            if fault := fault_in(out.final_obs, envs.spec):
+            fault = fault_in(out.final_obs, envs.spec)
+            if fault:
                 raise FailedEnvError(fault)
         self._check_seen(envs.spec, acting=~out.ended | envs.resets_in_step)
         self._return += np.where(out.valid, out.reward, 0.0)
         self._length += out.valid
         over = np.flatnonzero(out.ended | (self._length >= self._longest))
-        episodes = list(
-            zip(over, self._return[over].tolist(), self._length[over].tolist(), strict=True)
-        )
-        self._return[over] = self._length[over] = 0
+        returns = self._return[over].tolist()
+        lengths = self._length[over].tolist()
+        episodes = list(zip(over, returns, lengths, strict=True))
+        self._return[over] = 0
+        self._length[over] = 0
         return out, episodes
 
     def _check_seen(self, spec: EnvSpec, acting: np.ndarray) -> None:
-        if fault := fault_in(self.seen.obs, spec):
+        fault = fault_in(self.seen.obs, spec)
+        if fault:
             raise FailedEnvError(fault)
         check_legal(self.seen.obs, acting, spec)
 
@@ -79,38 +92,39 @@ class Stepper:
         return jax.tree.map(self._checked_part, self._worker.envs.spec.obs_like, obs)
 
     def _checked_part(self, like: Any, obs: np.ndarray) -> np.ndarray:
-        wanted = len(self._length), *like.shape
-        if not isinstance(obs, np.ndarray) or not is_numeric(obs.dtype) or np.ma.is_masked(obs):
-            what = (
-                f"of type {obs.dtype}" if isinstance(obs, np.ndarray) else f"a {type(obs).__name__}"
-            )
+        name = self._worker.name
+        shape = len(self._length), *like.shape
+        if not isinstance(obs, np.ndarray):
+            kind = type(obs).__name__
+            raise FailedEnvError(f"an observation of {name} is a {kind}, not an array of numbers")
+        if not is_numeric(obs.dtype) or np.ma.is_masked(obs):
             raise FailedEnvError(
-                f"an observation of {self._worker.name} is {what}, not an array of numbers"
+                f"an observation of {name} is of type {obs.dtype}, not an array of numbers"
             )
-        if obs.shape != wanted:
+        if obs.shape != shape:
             raise FailedEnvError(
-                f"the observations of {self._worker.name} have shape {obs.shape} instead of "
-                f"{wanted}"
+                f"the observations of {name} have shape {obs.shape} instead of {shape}"
             )
         try:
             obs = cast(obs, like.dtype)
         except OverflowError as error:
-            said = "wrong bounds or a wrong type, if its space says otherwise"
-            raise FailedEnvError(
-                f"an observation of {self._worker.name} has {error}: {said}"
-            ) from None
+            hint = "wrong bounds or a wrong type, if its space says otherwise"
+            raise FailedEnvError(f"an observation of {name} has {error}: {hint}") from None
         self._check_finite(obs, "observation")
         return obs
 
     def _check_finite(self, values: np.ndarray, what: str) -> None:
         if values.dtype.kind == "f" and not np.isfinite(values).all():
-            finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
-            which = f"environment {np.flatnonzero(~finite)[0]} of {self._worker.name}"
-            raise FailedEnvError(f"the {what} of {which} is not finite")
+            rows = values.reshape(len(values), -1)
+            is_finite = np.isfinite(rows).all(axis=1)
+            index = np.flatnonzero(~is_finite)[0]
+            raise FailedEnvError(
+                f"the {what} of environment {index} of {self._worker.name} is not finite"
+            )
 
 
 class Actor(Worker):
-    """N environments, stepped one rollout at a time. Used by one thread."""
+    """N environments, stepped one rollout at a time. One thread uses it."""
 
     def __init__(
         self,
@@ -121,11 +135,16 @@ class Actor(Worker):
         memory: Any,
         version: int,
     ):
-        """`number` is its place among the actors of all processes, `version` that of the first
-        parameters it gets.
+        """Prepare an actor, which `start` begins.
 
-        `act` takes parameters, memory, key data, a step's number and a `PolicyInput` [N, ...], and
-        returns actions [N, ...], extras, and the new memory; the first one is `memory`.
+        Args:
+            number: index of the actor among those of all processes.
+            device: acts on this device.
+            args: the flags.
+            act: takes parameters, memory, key data, the number of a step and a `PolicyInput`
+                [N, ...]. It returns actions [N, ...], extras [N, ...] and the new memory.
+            memory: the memory of the first step.
+            version: version of the first parameters that the actor gets.
         """
         super().__init__(f"actor {number}", ("env_step", "act", "wait_params", "wait_put"))
         self.number = number
@@ -133,27 +152,31 @@ class Actor(Worker):
         self._args = args
         self._act = act
         self._first_memory = memory
-        self.rollouts = self.restarts = 0
+        self.rollouts = 0
+        self.restarts = 0
         self._make_envs = env_maker(args, args.envs_per_actor, args.env_params)
         self._seed = args.seed, version, number
 
     def start(self) -> None:
-        """Make the environments, other ones after every restart, and begin their episodes."""
-        seeds = np.random.SeedSequence([*self._seed, self.restarts]).generate_state(2) >> 1
+        """Make the environments, with new seeds after every restart, and begin their episodes."""
+        sequence = np.random.SeedSequence([*self._seed, self.restarts])
+        env_seed, act_seed = (sequence.generate_state(2) >> 1).tolist()
         with self.doing("make"):
-            self.envs = self._make_envs(int(seeds[0]))
+            self.envs = self._make_envs(env_seed)
         self._stepper = Stepper(self)
         self._memory = self._first_memory
-        self._key = np.asarray(jax.random.key_data(jax.random.key(int(seeds[1]))))
+        key = jax.random.key(act_seed)
+        self._key = np.asarray(jax.random.key_data(key))
         self._steps = np.uint32(0)
 
     def collect(self, choose: Callable[[Slot | None], Slot]) -> Collected:
-        """Step `num_steps` times; `choose` gets the parameters in use and returns those for the
-        next step.
+        """Collect a rollout of `num_steps` steps.
+
+        Args:
+            choose: gets the parameters in use, None at first, and returns those for the next step.
         """
-        first, memory = jax.tree.map(
-            lambda x: np.asarray(x)[None], (self._stepper.seen.first, self._memory)
-        )
+        first = self._stepper.seen.first[None]
+        memory = jax.tree.map(lambda x: np.asarray(x)[None], self._memory)
         slot = None
         steps = []
         obs = [self._stepper.seen.obs]
@@ -163,44 +186,66 @@ class Actor(Worker):
             with self.doing("wait_params"):
                 slot = choose(slot)
             with self.doing("act"):
-                acting = slot.params, self._memory, self._key, self._steps, self._stepper.seen
-                action, extras, self._memory = self._act(*acting)
+                action, extras, self._memory = self._act(
+                    slot.params, self._memory, self._key, self._steps, self._stepper.seen
+                )
                 action, extras = jax.device_get((action, extras))
             self._steps += np.uint32(1)
             out, over = self._stepper.step(action)
-            outcome = out.reward, out.terminated, out.truncated, out.valid
-            version = np.full(len(out.valid), slot.version, np.int32)
-            steps.append(HostRollout((), action, extras, *outcome, version, out.final_obs, (), ()))
+            step = HostRollout(
+                obs=(),
+                action=action,
+                extras=extras,
+                reward=out.reward,
+                terminated=out.terminated,
+                truncated=out.truncated,
+                valid=out.valid,
+                version=np.full(len(out.valid), slot.version, np.int32),
+                final_obs=out.final_obs,
+                first=(),
+                memory=(),
+            )
+            steps.append(step)
             obs.append(self._stepper.seen.obs)
             episodes += [(ret, length) for _, ret, length in over]
             logged.append(self._logged_numbers(out))
         self.rollouts += 1
-        # Arrays of its own for every rollout: the transfer of the last one may still be going on.
-        rollout, obs = (jax.tree.map(lambda *x: np.stack(x), *trees) for trees in (steps, obs))
-        rollout = rollout._replace(obs=obs, first=first, memory=memory)
+        # Every rollout gets new arrays, because the transfer of the last one may be under way
+        rollout = _stacked(steps)._replace(
+            obs=_stacked(obs),
+            first=first,
+            memory=memory,
+        )
         return Collected(
-            actor=self.number, rollout=rollout, episodes=episodes, info=reduce(operator.add, logged)
+            actor=self.number,
+            rollout=rollout,
+            episodes=episodes,
+            info=reduce(operator.add, logged),
         )
 
     def _logged_numbers(self, out: HostStep) -> MetricSums:
-        """What a step has of the metrics of --log-info, those of all environments together."""
-        numbers = {}
+        """Metrics of --log-info in a step, over all environments."""
+        functions = {"max": np.max, "min": np.min, "last": np.mean}
+        values = {}
+        counts = {}
         for metric in self._args.log_info:
             entry, _, kind = metric.rpartition("_")
-            found = out.numbers(metric)
-            numbers[f"env/{metric}"] = (
-                found if len(found) or kind not in REDUCTIONS else out.numbers(entry)
-            )
-        functions = {"max": np.max, "min": np.min, "last": np.mean}
-        value = {
-            name: functions.get(reduction_of(name), np.sum)(x) if len(x) else 0.0
-            for name, x in numbers.items()
-        }
-        return MetricSums(value, {name: len(x) for name, x in numbers.items()})
+            numbers = out.numbers(metric)
+            if not len(numbers) and kind in REDUCTIONS:
+                numbers = out.numbers(entry)
+            name = f"env/{metric}"
+            reduction = functions.get(reduction_of(name), np.sum)
+            values[name] = reduction(numbers) if len(numbers) else 0.0
+            counts[name] = len(numbers)
+        return MetricSums(values, counts)
+
+
+def _stacked(steps: list[Any]) -> Any:
+    return jax.tree.map(lambda *parts: np.stack(parts), *steps)
 
 
 class HostEnvKind(NamedTuple):
-    """What is known of an environment before any actor has one."""
+    """Properties of an environment that are known before any actor has one."""
 
     name: str
     spec: EnvSpec
@@ -208,36 +253,48 @@ class HostEnvKind(NamedTuple):
 
 
 def inspect_env(args: HostEnvArgs) -> HostEnvKind:
-    """Make the environment once to see what it is, and once more where evaluations have another
-    one.
+    """Make the environment once to learn its spaces, and once more if evaluations have another one.
+
+    Raises:
+        UsageError: the environment cannot be used, or evaluations have other spaces.
+        TrainingError: the environment is beyond a timeout.
     """
     kind = _inspect(args, args.env_params)
     params = evaluation_params(vars(args))
-    evaluated = kind if params == args.env_params else _inspect(args, params)
-    for what in ("observation", "action"):
-        then, now = (str(getattr(x.spec, f"{what}_space")) for x in (evaluated, kind))
-        if then != now:
+    if params == args.env_params:
+        return kind
+    evaluated = _inspect(args, params)
+    for part in ("observation", "action"):
+        in_training = str(getattr(kind.spec, f"{part}_space"))
+        in_evaluations = str(getattr(evaluated.spec, f"{part}_space"))
+        if in_evaluations != in_training:
             raise UsageError(
-                f"{what}s are {then} in evaluations, with --eval-env-params, and {now} in "
-                "the training"
+                f"{part}s are {in_evaluations} in evaluations, with --eval-env-params, and "
+                f"{in_training} in the training"
             )
     return kind
 
 
 def env_maker(args: HostEnvArgs, num_envs: int, env_params: str) -> Callable[[int], HostEnvs]:
     """A function of a seed that makes `num_envs` environments."""
-    options = {
-        name: getattr(args, name) for name in ("reset_timeout", "step_timeout", "resets_in_step")
-    }
-    return lambda seed: make_host(
-        args.env, num_envs, seed, env_params, vectorization=args.vectorization, **options
-    )
+
+    def make(seed: int) -> HostEnvs:
+        return make_host(
+            args.env,
+            num_envs,
+            seed,
+            env_params,
+            vectorization=args.vectorization,
+            reset_timeout=args.reset_timeout,
+            step_timeout=args.step_timeout,
+            resets_in_step=args.resets_in_step,
+        )
+
+    return make
 
 
 def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
-    """Find out what one environment is: make, step once and close it in a thread, within the
-    timeouts of each.
-    """
+    """Make one environment, step it once and close it, in a thread and within the timeouts."""
     worker = Worker(args.env)
     how = "vector" if args.vectorization == "vector" else "sync"
 
@@ -259,13 +316,13 @@ def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
             raise
         with worker.doing("close"), readable_errors(f"environment {args.env} cannot be closed"):
             envs.close()
-        return HostEnvKind(
-            args.env, spec_with_byte_max(envs.spec, args.byte_max), envs.resets_in_step
-        )
+        spec = spec_with_byte_max(envs.spec, args.byte_max)
+        return HostEnvKind(args.env, spec, envs.resets_in_step)
 
     worker.run(try_out)
     while not worker.result.done():
-        if flag := worker.stuck(args):
+        flag = worker.stuck(args)
+        if flag:
             raise TrainingError(
                 f"environment {args.env} does not return from {worker.activity.phase} ({flag})"
             )
@@ -274,31 +331,35 @@ def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
 
 
 def _step_once(worker: Worker) -> None:
-    """Reset and step the one environment of a worker. Raises UsageError where what it gives cannot
-    be used.
+    """Reset and step the one environment of a worker.
 
-    Actors would make it anew, in vain, again and again.
+    An environment that fails here is refused at once. Actors would make it anew again and again.
+
+    Raises:
+        UsageError: something that the environment returns cannot be used.
     """
     name = worker.envs.spec.name
     check_parts(worker.envs.spec)
     with readable_errors(f"environment {name} cannot be reset"):
         stepper = Stepper(worker)
     with readable_errors(f"environment {name} cannot be stepped"):
-        stepper.step(_first_action(worker.envs.spec, stepper.seen.obs))
+        action = _first_action(worker.envs.spec, stepper.seen.obs)
+        stepper.step(action)
 
 
 def _first_action(spec: EnvSpec, obs: Any) -> Any:
-    """A legal action [1, ...] as networks give it: of each choice the first one, of a Box zeros, to
-    be clipped.
-    """
+    """A legal action [1, ...] as networks give it: first choices, and zeros for a Box."""
 
     def chosen(leaf, mask):
         if isinstance(leaf, Box):
             return np.zeros((1, math.prod(leaf.shape)), np.float32)
         legal = np.ones((1, sum(leaf.nvec)), bool) if mask is None else mask
-        parts = np.split(legal, np.cumsum(leaf.nvec)[:-1], axis=-1)
-        picks = np.stack([part.argmax(axis=-1) for part in parts], axis=-1)
-        return (picks[:, 0] if isinstance(leaf, Discrete) else picks).astype(np.int32)
+        ends = np.cumsum(leaf.nvec)[:-1]
+        choices = np.split(legal, ends, axis=-1)
+        first = np.stack([choice.argmax(axis=-1) for choice in choices], axis=-1)
+        if isinstance(leaf, Discrete):
+            first = first[:, 0]
+        return first.astype(np.int32)
 
     space = spec.action_space
     masks = spaces.masks_of_parts(legal_actions(obs, np), space)

@@ -1,10 +1,12 @@
-"""All actors of a run, each in a thread of its own. They are watched, and get new environments
-where they fail; their rollouts become batches for the learner, whose parameters they get.
+"""All actors of a run, each in a thread of its own, and the batches that their rollouts become.
 
-with Batches(args, ...) as batches:
-    while batch := batches.next(stopped, leaving):
-        state, published, metrics = update(state, batch)
-        batches.publish(published)
+    with Batches(args, ...) as batches:
+        while batch := batches.next(stopped, wants_to_stop):
+            state, published, metrics = update(state, batch)
+            batches.publish(published)
+
+Actors are watched, and get new environments when they fail. They act with the parameters that the
+learner publishes.
 """
 
 import itertools
@@ -46,36 +48,47 @@ from pmaprl.envs.suite_tools import reason
 
 
 class ActorsFailed(TrainingError):
-    """Actors can deliver no more. What the learner has learned so far is fine."""
+    """Error of actors that can deliver no more; the learner's state is still fine."""
 
 
 class Batch(NamedTuple):
-    """What an update learns from; of several processes each has its own."""
+    """Samples of one update; each process has its own."""
 
     rollouts: tuple[HostRollout, ...]
-    # [D] the same for each of this process's learner devices: whether it wants to stop; () if it is
-    # alone
+    # [D] True if this process wants to stop, once per learner device of its own; () if it is alone
     wants_to_stop: Any
 
 
 def example_batch(
     args: HostEnvArgs, env: HostEnvKind, driver: HostDriver, num_learners: int
 ) -> Batch:
-    """Shapes of what `Batches.next` returns."""
+    """Shapes of the batch that `Batches.next` returns."""
 
     def rollout() -> HostRollout:
         key = jax.random.key(0)
         seen = at_start(env.spec.example_obs(args.envs_per_actor))
         published = driver.publish(*driver.begin(key, key))
         memory = driver.memory(args.envs_per_actor)
-        *acted, memory = driver.act_on_host(
+        action, extras, memory = driver.act_on_host(
             published, memory, jax.random.key_data(key), jnp.uint32(0), seen
         )
-        outcome = seen.reward, *[seen.first] * 3, jnp.zeros_like(seen.reward, jnp.int32)
-        step = HostRollout((), *acted, *outcome, seen.obs if env.resets_in_step else None, (), ())
-        at_first = {"first": seen.first[None], "memory": repeated(memory, 1)}
+        step = HostRollout(
+            obs=(),
+            action=action,
+            extras=extras,
+            reward=seen.reward,
+            terminated=seen.first,
+            truncated=seen.first,
+            valid=seen.first,
+            version=jnp.zeros_like(seen.reward, jnp.int32),
+            final_obs=seen.obs if env.resets_in_step else None,
+            first=(),
+            memory=(),
+        )
         steps = repeated(step, args.num_steps)._replace(
-            obs=repeated(seen.obs, args.num_steps + 1), **at_first
+            obs=repeated(seen.obs, args.num_steps + 1),
+            first=seen.first[None],
+            memory=repeated(memory, 1),
         )
         return over_learners(steps, num_learners)
 
@@ -87,7 +100,7 @@ def example_batch(
 
 
 def over_learners(rollout: HostRollout, num_learners: int) -> HostRollout:
-    """Arrays [T, N, ...] as `pmap` takes them over the learner's devices: [D, T, N / D, ...]."""
+    """Split arrays [T, N, ...] over the learner's devices: [D, T, N / D, ...], as for `pmap`."""
 
     def split(x):
         steps, envs, *shape = x.shape
@@ -97,7 +110,7 @@ def over_learners(rollout: HostRollout, num_learners: int) -> HostRollout:
 
 
 class Batches:
-    """All actors at work, a context manager: see the module's text."""
+    """Context manager in which all actors work: see the text of the module."""
 
     def __init__(
         self,
@@ -109,28 +122,40 @@ class Batches:
         sharding: jax.sharding.Sharding,
         warn: Callable[[str], None],
     ):
-        """Actors on `devices` act at first with `learner`, and batches go where `sharding` says."""
+        """Make the actors, which begin with the context.
+
+        Args:
+            args: the flags.
+            driver: acts and publishes.
+            learner: the learner whose parameters the actors get first.
+            started: the state in which the run begins.
+            devices: the devices that actors act on.
+            sharding: places batches on the learner's devices.
+            warn: shows a warning.
+        """
         self._args = args
         self._sharding = sharding
         self._warn = warn
-        self._version = self._first_version = int(started.updates)
+        self._first_version = int(started.updates)
+        self._version = self._first_version
         devices = [device for device in devices for _ in range(args.actor_threads)]
         act = jax.jit(driver.act_on_host)
         memory = jax.device_get(driver.memory(args.envs_per_actor))
-        shared = args, act, memory, self._version
         first = jax.process_index() * len(devices)
         self.actors = [
-            Actor(number, device, *shared) for number, device in enumerate(devices, first)
+            Actor(number, device, args, act, memory, self._version)
+            for number, device in enumerate(devices, first)
         ]
         self._slots = ParameterSlots(devices)
         self._slots.publish(self._version, driver.publish(learner, started))
         self.queue = RolloutQueue()
         self._taken = 0
         self._stop = threading.Event()
-        self._failures = itertools.count(1)  # of all actors; to take the next number is atomic
+        # Number of failures of all actors; taking the next number is atomic
+        self._failures = itertools.count(1)
         self.learner = Worker("learner", ("wait_get", "transfer", "update", "publish"))
-        self._tallies: list[MetricSums] = []  # of the rollouts since the last row, as the episodes
-        self._episodes: list[tuple[float, int]] = []
+        self._rollout_metrics: list[MetricSums] = []  # of the rollouts since the last row
+        self._episodes: list[tuple[float, int]] = []  # that ended since the last row
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._unseen: set[str] = set()  # metrics of --log-info that a warning has named
         self.figures: dict[str, float] = {}  # counts and mean seconds of the whole run, at its end
@@ -146,16 +171,24 @@ class Batches:
         stuck = stop_workers(self.actors)
         self.queue.discard()
         if stuck:
-            self._warn(f"actors that do not answer were left behind: {'; '.join(map(str, stuck))}")
+            activities = "; ".join(map(str, stuck))
+            self._warn(f"actors that do not answer were left behind: {activities}")
         self.figures |= self._figures(alone=True)
-        if not kind:
-            self.figures |= self._figures(alone=False)  # if the others, too, come here
+        if not kind:  # after an error other processes may not come here
+            self.figures |= self._figures(alone=False)
 
     def next(self, stopped: Callable[[], bool], wants_to_stop: bool) -> Batch | None:
-        """The rollouts of an update, on their way to the learner's devices; None once `stopped`.
+        """Take the rollouts of an update and send them to the learner's devices.
 
-        Others are told whether this process is `wants_to_stop`. Raises ActorsFailed where the
-        actors have given up, are stuck, or deliver nothing for too long.
+        Args:
+            stopped: tells whether to give up waiting.
+            wants_to_stop: True if this process wants to stop, which the batch tells the others.
+
+        Returns:
+            The batch; None once `stopped`.
+
+        Raises:
+            ActorsFailed: the actors have given up, are stuck, or deliver nothing for too long.
         """
         rollouts = []
         while len(rollouts) < self._args.own_rollouts:
@@ -163,49 +196,57 @@ class Batches:
                 collected = self._take(stopped)
             if collected is None:
                 return None
-            self._tallies.append(
-                tally_of(collected, self._version, getattr(self._args, "max_policy_lag", 0))
-            )
+            max_lag = getattr(self._args, "max_policy_lag", 0)
+            self._rollout_metrics.append(tally_of(collected, self._version, max_lag))
             self._episodes += collected.episodes
             with self.learner.doing("transfer"):
                 share = over_learners(collected.rollout, self._sharding.num_devices)
                 rollouts.append(jax.device_put(share, self._sharding))
         self.queue.train(self._args.own_rollouts)
-        told = (
-            np.full(self._sharding.num_devices, wants_to_stop) if self._args.processes > 1 else ()
-        )
-        return Batch(tuple(rollouts), told)
+        if self._args.processes == 1:
+            return Batch(tuple(rollouts), ())
+        votes = np.full(self._sharding.num_devices, wants_to_stop)
+        return Batch(tuple(rollouts), votes)
 
     def _take(self, stopped: Callable[[], bool]) -> Collected | None:
-        wanted = self.actors[self._taken % len(self.actors)].number if self._args.lockstep else None
+        """Take one rollout: under --lockstep the next actor's, otherwise the oldest."""
+        number = None
+        if self._args.lockstep:
+            number = self.actors[self._taken % len(self.actors)].number
         began = time.monotonic()
         while not stopped():
             self._check_threads(time.monotonic() - began)
-            if collected := self.queue.take(wanted, POLL_INTERVAL):
+            collected = self.queue.take(number, POLL_INTERVAL)
+            if collected:
                 self._taken += 1
                 return collected
         return None
 
     def _check_threads(self, waited: float) -> None:
-        doing = "; ".join(map(str, self.actors))
+        """Raise the error of an actor that has ended, or ActorsFailed if one is stuck."""
+        activities = "; ".join(map(str, self.actors))
         for actor in self.actors:
             if actor.result.done():
-                actor.result.result()  # raises what ended it
-            if flag := actor.stuck(self._args):
-                raise ActorsFailed(f"{actor.name} is stuck ({flag}); {doing}")
+                actor.result.result()  # raises the error that ended it
+            flag = actor.stuck(self._args)
+            if flag:
+                raise ActorsFailed(f"{actor.name} is stuck ({flag}); {activities}")
         if waited > self._args.learner_timeout:
             flag = f"--learner-timeout {self._args.learner_timeout:g}"
-            raise ActorsFailed(f"the learner got no rollout for {waited:.0f} s ({flag}); {doing}")
+            raise ActorsFailed(
+                f"the learner got no rollout for {waited:.0f} s ({flag}); {activities}"
+            )
 
     def publish(self, params: Any) -> None:
-        """Note an update, and give its parameters to the actors."""
+        """Count an update, and give its parameters to the actors."""
         self._version += 1
         with self.learner.doing("publish"):
             self._slots.publish(self._version, params)
 
     def _run(self, actor: Actor) -> None:
-        """The thread of one actor: rollouts until the run ends, after an error from new
-        environments.
+        """Collect rollouts until the run ends; after an error, in new environments.
+
+        This is the thread of one actor.
         """
         try:
             while not self._stop.is_set():
@@ -213,7 +254,7 @@ class Batches:
                     self._deliver(actor)
                 except BaseException as error:  # environments may also call sys.exit
                     actor.close()
-                    # In its parameters: the learner learns of it
+                    # Parameters of a lost process fail here too, but the learner reports the loss
                     if self._stop.is_set() or multihost.has_lost(error):
                         return
                     self._allow_restart(actor, error)
@@ -228,29 +269,38 @@ class Batches:
             self.queue.put(collected, self._stop.is_set)
 
     def _parameters(self, actor: Actor, slot: Slot | None) -> Slot:
-        """Those for an actor's next step, after those of `slot`: the newest, or in a fixed order
-        the same.
+        """Parameters for the next step of an actor.
+
+        These are the newest, or under --lockstep those that the rollout began with, of `slot`.
         """
         while not self._stop.is_set():
             if not self._args.lockstep:
                 return self._slots.latest(actor.device)
-            # The version of `lag` updates before the one that will learn from the rollout
-            place = actor.rollouts * len(self.actors) + self.actors.index(actor)
-            version = self._first_version + max(
-                place // self._args.own_rollouts - self._args.lag, 0
-            )
-            if slot := slot or self._slots.wait_for(version, actor.device, POLL_INTERVAL):
+            if slot is None:
+                # The version of `lag` updates before the one that will learn from the rollout
+                place = actor.rollouts * len(self.actors) + self.actors.index(actor)
+                updates = max(place // self._args.own_rollouts - self._args.lag, 0)
+                version = self._first_version + updates
+                slot = self._slots.wait_for(version, actor.device, POLL_INTERVAL)
+            if slot:
                 return slot
         raise Stopped
 
     def _allow_restart(self, actor: Actor, error: BaseException) -> None:
-        """Say that an actor begins anew after an error. Raises ActorsFailed where it may not."""
+        """Warn that an actor restarts after an error.
+
+        Raises:
+            ActorsFailed: the actors have restarted as often as --max-restarts allows.
+        """
         number = next(self._failures)
         most = self._args.max_restarts
-        # What happened; where that was in somebody's code, with the way to it
-        origin = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
-        known = isinstance(origin, FailedEnvError | UsageError)
-        why = str(error) if known else "\n" + "".join(traceback.format_exception(origin)).rstrip()
+        origin = error
+        if isinstance(error, UsageError) and error.__cause__:
+            origin = error.__cause__
+        if isinstance(origin, FailedEnvError | UsageError):
+            why = str(error)
+        else:  # an error in a user's code is shown with the way to it
+            why = "\n" + "".join(traceback.format_exception(origin)).rstrip()
         if number > most:
             self._warn(f"{actor.name} failed: {why}")
             text = f"{actor.name} failed, after {most} restarts (--max-restarts): {reason(error)}"
@@ -259,58 +309,74 @@ class Batches:
         actor.restarts += 1
 
     def row(self) -> dict[str, Any]:
-        """The metrics of actors and queues since the last call, of all processes, which call at the
-        same time.
+        """Metrics of actors and queues since the last call, over all processes.
+
+        All processes have to call it at the same time.
         """
-        tally = reduce(operator.add, self._tallies)
-        parts = multihost.allgather((tally.value, tally.count, self._episodes))
-        self._tallies = []
+        local = reduce(operator.add, self._rollout_metrics)
+        parts = multihost.allgather((local.value, local.count, self._episodes))
+        self._rollout_metrics = []
         self._episodes = []
-        tally = reduce(
-            operator.add, (MetricSums(*jax.tree.map(np.float64, part[:2])) for part in parts)
-        )
-        row = tally.metrics()
-        count = tally.count["episode/return"]
-        unseen = {
-            name for name, reports in tally.count.items() if name.startswith("env/") and not reports
-        }
-        if count and unseen - self._unseen:
-            self._warn(
-                f"no environment has reported {', '.join(sorted(unseen))}, which --log-info names"
-            )
-            self._unseen |= unseen
+        sums = []
+        for value, count, episodes in parts:
+            value, count = jax.tree.map(np.float64, (value, count))
+            sums.append(MetricSums(value, count))
+            self._recent.extend(episodes)
+        total = reduce(operator.add, sums)
+        row = total.metrics()
+        num_episodes = total.count["episode/return"]
+        row["episode/count"] = num_episodes
+        if num_episodes:
+            self._warn_of_unseen(total)
         if multihost.is_first() and 0 < row["batch/valid"] <= row["batch/too_old"]:
             self._warn(
                 "every step of late was older than --max-policy-lag: nothing was learned from them"
             )
-        self._recent.extend(episode for *_, episodes in parts for episode in episodes)
         recent = np.array(self._recent or [(np.nan, np.nan)], float).mean(axis=0)
-        newest = {
-            f"episode/{name}_last{WINDOW}": x
-            for name, x in zip(("return", "length"), recent, strict=True)
+        row[f"episode/return_last{WINDOW}"] = recent[0]
+        row[f"episode/length_last{WINDOW}"] = recent[1]
+        return row | self._figures(alone=False)
+
+    def _warn_of_unseen(self, total: MetricSums) -> None:
+        """Name metrics of --log-info that no environment has reported, once each."""
+        unseen = {
+            name for name, reports in total.count.items() if name.startswith("env/") and not reports
         }
-        return row | {"episode/count": count} | newest | self._figures(alone=False)
+        if unseen - self._unseen:
+            names = ", ".join(sorted(unseen))
+            self._warn(f"no environment has reported {names}, which --log-info names")
+            self._unseen |= unseen
 
     def _figures(self, alone: bool) -> dict[str, float]:
-        """Counts, and mean seconds, so far: of this process `alone`, or of all, which call at the
-        same time.
+        """Counts and mean seconds of the run so far.
+
+        Args:
+            alone: of this process only; otherwise all processes have to call it at the same time.
         """
         counts = {f"rollouts/{name}": count for name, count in self.queue.counts.items()}
-        counts |= {"actors/restarts": sum(actor.restarts for actor in self.actors)}
-        phases = [actor.seconds for actor in self.actors]
-        seconds = {
-            f"time/actor_{name}": float(np.mean([one[name] for one in phases]))
-            for name in phases[0]
-        }
-        seconds |= {f"time/learner_{name}": value for name, value in self.learner.seconds.items()}
+        counts["actors/restarts"] = sum(actor.restarts for actor in self.actors)
+        seconds = {}
+        for phase in self.actors[0].seconds:
+            mean = np.mean([actor.seconds[phase] for actor in self.actors])
+            seconds[f"time/actor_{phase}"] = float(mean)
+        for phase, value in self.learner.seconds.items():
+            seconds[f"time/learner_{phase}"] = value
         parts = [(counts, seconds)] if alone else multihost.allgather((counts, seconds))
-        total = {name: sum(part[name] for part, _ in parts) for name in counts}
-        return total | {name: sum(part[name] for _, part in parts) / len(parts) for name in seconds}
+        figures = {}
+        for name in counts:
+            figures[name] = sum(part[name] for part, _ in parts)
+        for name in seconds:
+            figures[name] = sum(part[name] for _, part in parts) / len(parts)
+        return figures
 
 
 def tally_of(collected: Collected, version: int, max_lag: int) -> MetricSums:
-    """The metrics of a rollout that is learned from now, with `version` updates done; 0 is any
-    lag.
+    """Metrics of a rollout that is learned from now.
+
+    Args:
+        collected: the rollout.
+        version: number of updates that have been made.
+        max_lag: number of updates behind which a step is too old; 0 is no limit.
     """
     valid = collected.rollout.valid
     lag = (version - collected.rollout.version[valid]).astype(float)
@@ -320,52 +386,61 @@ def tally_of(collected: Collected, version: int, max_lag: int) -> MetricSums:
         "batch/too_old": OptionalMetric(too_old, valid.size),
     }
     returns, lengths = np.array(collected.episodes, float).reshape(-1, 2).T
-    for name, values in {
+    samples = {
         "policy/lag": lag,
         "episode/return": returns,
         "episode/length": lengths,
-    }.items():
-        reports[name] = OptionalMetric(np.sum(values), len(values))
-        reports[f"{name}_min"] = OptionalMetric(np.min(values, initial=np.inf), len(values))
-        reports[f"{name}_max"] = OptionalMetric(np.max(values, initial=-np.inf), len(values))
+    }
+    for name, values in samples.items():
+        count = len(values)
+        lowest = np.min(values, initial=np.inf)
+        highest = np.max(values, initial=-np.inf)
+        reports[name] = OptionalMetric(np.sum(values), count)
+        reports[f"{name}_min"] = OptionalMetric(lowest, count)
+        reports[f"{name}_max"] = OptionalMetric(highest, count)
     return MetricSums.of(reports) | collected.info
 
 
 class UpdateMetrics:
-    """The metrics of a chunk's updates, each read when the update after it is under way."""
+    """Metrics of a chunk's updates, each read while the next update is under way."""
 
     def __init__(self):
         self.updates = 0
-        # Whether a process wanted to stop when one of the updates began, all but the newest
+        # True if a process wanted to stop when one of the updates began, the newest not counted
         self.wants_to_stop = False
-        # By metric, the index of the first update in which it was not finite
+        # Index of the first update in which a metric was not finite, by metric
         self.broken: dict[str, np.ndarray] = {}
-        self._tally: MetricSums | None = None
-        self._gauges: dict[str, float] = {}  # of the newest update
+        self._sums: MetricSums | None = None
+        self._snapshot_metrics: dict[str, float] = {}  # of the newest update
         self._newest: tuple | None = None
 
     def add(
         self, tally: MetricSums, snapshot_metrics: dict[str, jax.Array], wants_to_stop: Any
     ) -> None:
-        """Take the metrics of an update just dispatched, and its batch's `wants_to_stop`; waits for
-        the update before it.
+        """Add the metrics of an update that was just dispatched; wait for the update before it.
+
+        Args:
+            tally: sums of the update's metrics.
+            snapshot_metrics: metrics of the state after the update.
+            wants_to_stop: the entry of the update's batch.
         """
         self._read_newest()
         self._newest = tally, snapshot_metrics, wants_to_stop
         self.updates += 1
 
     def read(self, more: dict[str, Any]) -> Outcome:
-        """What the metrics of the updates come to, with `more` behind them."""
+        """Sum up the metrics of the updates, and add `more` to them."""
         self._read_newest()
-        metrics = self._tally.metrics() | self._gauges | more
+        metrics = self._sums.metrics() | self._snapshot_metrics | more
         return Outcome(metrics=metrics, broken=self.broken, counts={}, updates=self.updates)
 
     def _read_newest(self) -> None:
         if self._newest is None:
             return
-        (tally, self._gauges, wants_to_stop), self._newest = jax.device_get(self._newest), None
-        self._tally = self._tally + tally if self._tally else tally
+        sums, self._snapshot_metrics, wants_to_stop = jax.device_get(self._newest)
+        self._newest = None
+        self._sums = self._sums + sums if self._sums else sums
         self.wants_to_stop |= bool(np.any(wants_to_stop))
-        for name, value in tally.value.items():
+        for name, value in sums.value.items():
             if not math.isfinite(value):
                 self.broken.setdefault(name, np.array([self.updates - 1]))

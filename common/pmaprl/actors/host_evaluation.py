@@ -1,6 +1,5 @@
 """Evaluation in host environments of its own, beside the training."""
 
-import itertools
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -20,82 +19,81 @@ from pmaprl.envs.environment import LONGEST_HORIZON
 from pmaprl.envs.host import HostEnvs, evaluation_params
 from pmaprl.envs.suite_tools import reason
 
-MOST_ENVS = 32  # of an evaluation
+MOST_ENVS = 32  # environments of an evaluation
 
 
 class _OtherStart(Exception):
-    """Environments that were kept and reseeded do not begin as those did that were made with the
-    same seed.
-    """
+    """Error of kept environments: after a reset with a seed they begin otherwise than new ones."""
 
 
 class HostEvaluation:
-    """Plays greedy episodes beside the training, evaluations in turn; in the first process, which
-    tells others.
+    """Plays greedy episodes beside the training, one evaluation after another.
 
-    Environments are kept from one evaluation to the next where a seed in their reset makes them
-    begin as new ones do. State that outlives such a reset and does not show in the first
-    observation goes on, such as running statistics.
+    The first process plays and sends the results to the others.
+
+    Environments are kept from one evaluation to the next if a reset with a seed makes them begin as
+    new ones do. State that outlives such a reset without showing in the first observation goes on,
+    such as running statistics.
     """
 
     def __init__(self, args: HostEnvArgs, algorithm: Any, warn: Callable[[str], None]):
-        self._make_envs = env_maker(
-            args, min(args.eval_episodes, MOST_ENVS), evaluation_params(vars(args))
-        )
+        num_envs = min(args.eval_episodes, MOST_ENVS)
+        self._make_envs = env_maker(args, num_envs, evaluation_params(vars(args)))
         self._args = args
         self._algorithm = algorithm
         self._warn = warn
-        # Step and learner; the oldest under way, all in the first process
+        # Steps and learners of the evaluations that are due, the first of them under way
         self._due: deque[tuple[int, Any]] = deque()
-        self._worker: Worker | None = None  # who plays that, with Episodes [E] as result
-        self._kept: HostEnvs | None = None  # environments between two evaluations
-        self._keeps = True  # whether they may be kept
-        # The first observations of environments that were made, by their seed
-        self._starts: dict[int, Any] = {}
+        self._worker: Worker | None = None  # plays the first of them; its result is Episodes [E]
+        self._idle_envs: HostEnvs | None = None  # environments kept between two evaluations
+        self._may_keep = True
+        self._starts: dict[int, Any] = {}  # first observations of new environments, by seed
 
     def begin(self, step: int, state: Any) -> None:
-        """Start to evaluate the learner of `state`, which is on the host, once those begun before
-        are over.
-        """
-        if multihost.is_first():
-            self._due.append((step, jax.tree.map(lambda x: x[0], state.learner)))
-            if len(self._due) == 1:
-                self._start_oldest()
+        """Evaluate the learner of a host `state` once the evaluations begun before are over."""
+        if not multihost.is_first():
+            return
+        learner = jax.tree.map(lambda x: x[0], state.learner)
+        self._due.append((step, learner))
+        if len(self._due) == 1:
+            self._start_oldest()
 
     def stop(self) -> None:
-        """End the evaluation under way; neither its result nor those due after it matter any
-        more.
-        """
+        """End the evaluation under way, and drop those that are due."""
         if self._worker:
             self._worker.ended = True
             stop_workers([self._worker])
-        if self._kept:
-            closing = Worker("the end of evaluations", envs=self._kept)
+        if self._idle_envs:
+            closing = Worker("the end of evaluations", envs=self._idle_envs)
             closing.run(closing.close)
             stop_workers([closing])
 
     def poll(self) -> Episodes | None:
-        """The oldest one, once it is over. Raises TrainingError where it has failed or is beyond a
-        limit.
+        """Take the result of the oldest evaluation, [1, E]; None while it goes on.
+
+        Raises:
+            TrainingError: the evaluation has failed, or is beyond a timeout.
         """
         episodes = multihost.on_first(self._take_oldest)
-        return episodes and Episodes(*(np.asarray(x)[None] for x in episodes))
+        if not episodes:
+            return episodes
+        return Episodes(*(np.asarray(x)[None] for x in episodes))
 
     def _start_oldest(self) -> None:
         step, learner = self._due[0]
-        self._worker = worker = Worker(f"the evaluation at step {step:,}")
+        worker = Worker(f"the evaluation at step {step:,}")
+        self._worker = worker
         worker.run(partial(self._play_or_replay, jax.device_put(learner), worker))
 
     def _take_oldest(self) -> Episodes | None:
-        """What `poll` returns, [E]; where the oldest one is over, or given up, the next one
-        begins.
-        """
+        """Result [E] of the oldest evaluation; the next one begins if it is over or given up."""
         worker = self._worker
         error = None
+        flag = worker.stuck(self._args)
         if worker.result.done():
             error = worker.result.exception()
-            failure = error and f"failed twice: {reason(error)}"
-        elif flag := worker.stuck(self._args):
+            failure = f"failed twice: {reason(error)}" if error else ""
+        elif flag:
             worker.ended = True
             failure = f"is stuck ({flag}), in {worker.activity.phase} and was given up"
         else:
@@ -108,8 +106,9 @@ class HostEvaluation:
         return worker.result.result()
 
     def _play_or_replay(self, learner: Any, worker: Worker) -> Episodes:
-        """What the thread does: play, and once more where an environment fails; the episodes are
-        the same then.
+        """Play, and play the same episodes once more if an environment fails.
+
+        This is the thread of an evaluation.
         """
         try:
             return self._play(learner, worker)
@@ -120,47 +119,53 @@ class HostEvaluation:
         return self._play(learner, worker)
 
     def _play(self, learner: Any, worker: Worker) -> Episodes:
-        """One episode in each environment, whose seed alone decides how it begins; then with other
-        seeds.
+        """Play one episode in each environment, then further ones with other seeds.
+
+        The seed alone decides how an environment begins, so the result does not depend on earlier
+        evaluations.
         """
         parts = []
         player = Player.greedy(self._algorithm, learner)
         num_episodes = self._args.eval_episodes
         for index in range(0, num_episodes, MOST_ENVS):
-            play = partial(
-                self._play_part, worker, player, min(num_episodes - index, MOST_ENVS), SEED + index
-            )
+            count = min(num_episodes - index, MOST_ENVS)
+            seed = SEED + index
             try:
-                parts.append(play())
+                part = self._play_part(worker, player, count, seed)
             except _OtherStart:
-                self._keeps = False
-                parts.append(play())
+                self._may_keep = False
+                part = self._play_part(worker, player, count, seed)
+            parts.append(part)
         return Episodes(*np.concatenate(parts, axis=1))
 
     def _play_part(self, worker: Worker, player: Player, num_episodes: int, seed: int) -> Episodes:
-        """Episodes in the environments that were kept, or in new ones. Raises _OtherStart where the
-        former differ.
+        """Play in the environments that were kept, or in new ones.
+
+        Raises:
+            _OtherStart: kept environments begin otherwise than new ones did.
         """
 
         def check_start(obs: Any) -> None:
-            if not kept:
+            if not reuses:
                 self._starts[seed] = obs
-            elif not all(
-                map(np.array_equal, jax.tree.leaves(obs), jax.tree.leaves(self._starts[seed]))
-            ):
+                return
+            parts = jax.tree.leaves(obs)
+            expected = jax.tree.leaves(self._starts[seed])
+            if not all(map(np.array_equal, parts, expected)):
                 raise _OtherStart
 
-        worker.envs = self._kept
-        self._kept = None
+        worker.envs = self._idle_envs
+        self._idle_envs = None
         try:
-            kept = worker.envs and self._keeps and seed in self._starts and worker.envs.reseed(seed)
-            if not kept:
+            is_known = self._may_keep and seed in self._starts
+            reuses = worker.envs and is_known and worker.envs.reseed(seed)
+            if not reuses:
                 worker.close()
                 with worker.doing("make"):
                     worker.envs = self._make_envs(seed)
             episodes = run_host_episodes(worker, player, num_episodes, check_start=check_start)
-            if self._keeps and not worker.ended:
-                self._kept = worker.envs
+            if self._may_keep and not worker.ended:
+                self._idle_envs = worker.envs
                 worker.envs = None
         finally:
             worker.close()
@@ -174,12 +179,23 @@ def run_host_episodes(
     key: Any = None,
     check_start: Callable[[Any], None] = lambda obs: None,
 ) -> Episodes:
-    """Play `num_episodes` in a worker's environments with `player`, of whatever `Player.of` takes,
-    and keys of `key`.
+    """Play episodes in a worker's environments.
 
-    Each environment plays a fixed number of them, or none, which are returned one after another:
-    the first to end would be the short ones. An episode is cut after `LONGEST_HORIZON` steps.
-    `check_start` gets the first observations. Raises Stopped once the `worker` has ended.
+    Each environment plays a fixed number of episodes, which are returned one after another. Without
+    that the first to end would be the short ones. An episode is cut after `LONGEST_HORIZON` steps.
+
+    Args:
+        worker: has the environments.
+        player: a `Player`, or a function as `Player.of` takes it.
+        num_episodes: number of episodes E.
+        key: key of random actions; None for a player that needs none.
+        check_start: called with the first observations.
+
+    Returns:
+        The episodes [E].
+
+    Raises:
+        Stopped: the worker was told to end.
     """
     player = Player.of(player)
     stepper = Stepper(worker, LONGEST_HORIZON)
@@ -188,19 +204,21 @@ def run_host_episodes(
     memory = player.initial_memory(count)
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
     results: list[list[tuple[float, int]]] = [[] for _ in range(count)]
-    keys = (
-        key if key is None else jax.random.split(jax.random.fold_in(key, t), count)
-        for t in itertools.count()
-    )
+    time = 0
     while quota.any():
         if worker.ended:
             raise Stopped
         with worker.doing("act"):
-            action, memory = player.act(stepper.seen, memory, next(keys))
+            keys = None
+            if key is not None:
+                keys = jax.random.split(jax.random.fold_in(key, time), count)
+            action, memory = player.act(stepper.seen, memory, keys)
             action = jax.device_get(action)
+        time += 1
         _, episodes = stepper.step(action)
         for index, *episode in episodes:
             if quota[index]:
                 results[index].append(episode)
                 quota[index] -= 1
-    return Episodes(*np.array([one for each in results for one in each], float).T)
+    in_order = [episode for episodes in results for episode in episodes]
+    return Episodes(*np.array(in_order, float).T)

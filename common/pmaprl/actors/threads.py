@@ -1,6 +1,4 @@
-"""Threads that step environments and may hang, and the queue and parameters that they share with a
-learner.
-"""
+"""Threads that step environments and may hang, and all that they share with a learner."""
 
 import os
 import threading
@@ -21,24 +19,24 @@ from pmaprl.cli.host_flags import HostEnvArgs
 from pmaprl.device.statistics import MetricSums
 from pmaprl.envs.host import HostEnvs
 
-WAITING = ("wait_put", "wait_params", "ended")  # phases in which nothing is expected
-# Of phases; else the learner's
+WAITING = ("wait_put", "wait_params", "ended")  # phases without a timeout
+# Timeouts of phases in which environments are at work; other phases have the learner's
 TIMEOUTS = {"make": "reset", "reset": "reset", "close": "reset", "env_step": "step"}
-# Seconds: for threads to end, and for environments that raise at a timeout by themselves
+# Seconds that threads get to end, and environments to raise at a timeout by themselves
 GRACE = 3.0
 POLL_INTERVAL = 0.1  # seconds between two looks at whether to stop
 
 
-_foreign = threading.local()  # with `code` where a thread is in code of an environment
+_foreign = threading.local()  # `code` is True while a thread is in the code of an environment
 _end_process = os._exit
 _program = os.getpid()
 
 
 def _exit_of_environments(code: int) -> None:
-    """Stand in for `os._exit`: what environments in this process would end without a word raises
-    FailedEnvError.
+    """Replacement of `os._exit` that raises FailedEnvError if an environment calls it.
 
-    It is the real one for everybody else, and in processes that environments have forked.
+    Otherwise such an environment would end the whole program without a word. For everybody else,
+    and in processes that environments have forked, it ends the process as usual.
     """
     if os.getpid() == _program and getattr(_foreign, "code", False):
         raise FailedEnvError(f"an environment wanted to end the whole program (os._exit({code}))")
@@ -49,32 +47,36 @@ os._exit = _exit_of_environments
 
 
 class Stopped(Exception):
-    """The run ends: leave the loop."""
+    """Signal to leave a loop, because the run ends."""
 
 
 class Activity(NamedTuple):
-    """What a worker does. Replaced as a whole: others look at it at any moment."""
+    """Present phase of a worker; replaced as a whole, because others read it at any moment."""
 
     phase: str
     since: float  # of `time.monotonic`
 
 
 class Worker:
-    """Something that steps environments in a thread of its own."""
+    """A thread that steps environments, and its environments."""
 
     def __init__(self, name: str, phases: tuple[str, ...] = (), envs: HostEnvs | None = None):
-        """How long it is in each of these `phases` is added up. It may have `envs` from the
-        beginning.
+        """Prepare a worker.
+
+        Args:
+            name: name in messages.
+            phases: phases whose `seconds` are added up.
+            envs: environments that it has from the beginning.
         """
         self.name = name
         self.seconds = dict.fromkeys(phases, 0.0)
         self.envs = envs
         self.ended = False  # set by others
-        self.result = Future()  # of what it does
+        self.result = Future()  # result of its work
         self._note("start")
 
     def run(self, work: Callable[[], Any]) -> None:
-        """Do `work` in the thread; `result` gets what it returns or raises."""
+        """Do `work` in the thread; its value or error becomes the `result`."""
 
         def target():
             try:
@@ -86,15 +88,15 @@ class Worker:
         threading.Thread(target=target, name=THREAD, daemon=True).start()
 
     def _note(self, phase: str) -> float:
-        """Say what begins now; returns when that is."""
+        """Begin a phase, and return its time."""
         self.activity = Activity(phase, time.monotonic())
         return self.activity.since
 
     @contextmanager
     def doing(self, phase: str):
-        """Say what goes on, for the watch, and add up how long it takes, for the metrics.
+        """Note a phase for those who watch, and add up its seconds for the metrics.
 
-        Where an environment is at work, it cannot end the program: see `_exit_of_environments`.
+        An environment at work cannot end the program: see `_exit_of_environments`.
         """
         began = self._note(phase)
         _foreign.code = phase in TIMEOUTS
@@ -107,7 +109,7 @@ class Worker:
                 self.seconds[phase] += ended - began
 
     def close(self) -> None:
-        """Close the environments; what they raise then does not matter any more."""
+        """Close the environments; errors do not matter any more."""
         envs = self.envs
         self.envs = None
         if envs is not None:
@@ -115,7 +117,7 @@ class Worker:
                 envs.close()
 
     def stuck(self, args: HostEnvArgs) -> str | None:
-        """The flag whose limit this worker is beyond, if any."""
+        """The flag whose timeout this worker has passed; None if it has not."""
         phase, since = self.activity
         name = f"{TIMEOUTS.get(phase, 'learner')}_timeout"
         allowed = getattr(args, name)
@@ -129,13 +131,18 @@ class Worker:
 
 
 def stop_workers(workers: list[Worker]) -> list[Worker]:
-    """Wait `GRACE` seconds for workers told to stop, killing late ones' processes halfway; returns
-    those still busy.
+    """Wait `GRACE` seconds for workers that were told to stop.
+
+    After half of it, the processes of late workers' environments are killed.
+
+    Returns:
+        The workers that are still busy.
     """
     late = wait([worker.result for worker in workers], GRACE / 2).not_done
     for worker in workers:
-        if worker.result in late and (envs := worker.envs) is not None:
-            envs.kill()  # the thread's waiting for them ends too
+        envs = worker.envs
+        if worker.result in late and envs is not None:
+            envs.kill()  # ends the thread's waiting for them too
     late = wait(late, GRACE / 2).not_done
     return [worker for worker in workers if worker.result in late]
 
@@ -145,29 +152,28 @@ class HostRollout(NamedTuple):
 
     obs: Any  # [T + 1, N, ...] with the observation after the last step
     action: np.ndarray  # [T, N, ...]
-    extras: Any  # [T, N, ...] what `explore` returned beside them, such as their log-probabilities
+    extras: Any  # [T, N, ...] further results of `explore`, such as log-probabilities
     reward: np.ndarray  # [T, N]
     terminated: np.ndarray  # [T, N]
     truncated: np.ndarray  # [T, N]
     valid: np.ndarray  # [T, N] False for steps in which an environment only reset itself
     version: np.ndarray  # [T, N] the version of the parameters that acted
-    final_obs: Any  # [T, N, ...] true next observations, where `obs` does not have them
-    first: np.ndarray  # [1, N] whether an episode begins with the first step
-    memory: Any  # [1, N, ...] what a recurrent policy carried into that step; () without recurrence
+    final_obs: Any  # [T, N, ...] true next observations; None if `obs` has them
+    first: np.ndarray  # [1, N] True if an episode begins with the first step
+    memory: Any  # [1, N, ...] memory that a recurrent policy had before that step; () without
 
 
 class Collected(NamedTuple):
-    """A rollout and what happened in it."""
+    """A rollout, and the episodes that ended in it."""
 
     actor: int
     rollout: HostRollout
-    episodes: list[tuple[float, int]]  # returns and lengths of those that ended in it
-    info: MetricSums = MetricSums({}, {})  # what --log-info names, host numbers
+    episodes: list[tuple[float, int]]  # their returns and lengths
+    info: MetricSums = MetricSums({}, {})  # metrics of --log-info, host numbers
 
 
 class RolloutQueue:
-    """What actors have collected and the learner has not taken yet, one rollout of each actor at
-    most.
+    """Rollouts that the learner has not taken yet, at most one of each actor.
 
     At any time `produced == trained + discarded + waiting + held`.
     """
@@ -179,14 +185,12 @@ class RolloutQueue:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What became of all rollouts, at one moment."""
+        """Numbers of all rollouts by their fate, at one moment."""
         with self._changed:
             return self._counts | {"waiting": len(self._waiting)}
 
     def put(self, collected: Collected, stopped: Callable[[], bool]) -> None:
-        """Add a rollout once its actor has room for it; it is discarded where there is none before
-        `stopped`.
-        """
+        """Add a rollout once the actor's last one is taken; discard it once `stopped`."""
         with self._changed:
             while collected.actor in self._waiting and not stopped():
                 self._changed.wait(POLL_INTERVAL)
@@ -198,44 +202,55 @@ class RolloutQueue:
                 self._changed.notify_all()
 
     def take(self, actor: int | None, timeout: float) -> Collected | None:
-        """The oldest rollout of `actor`, or of any; it is `held` from then on. None where none
-        comes in time.
+        """Take the oldest rollout, which is `held` from then on.
+
+        Args:
+            actor: take this actor's rollout; None: any.
+            timeout: seconds to wait.
+
+        Returns:
+            The rollout; None if there is none in time.
         """
+
+        def is_available() -> bool:
+            if actor is None:
+                return bool(self._waiting)
+            return actor in self._waiting
+
         with self._changed:
-            if not self._changed.wait_for(
-                lambda: self._waiting if actor is None else actor in self._waiting, timeout
-            ):
+            if not self._changed.wait_for(is_available, timeout):
                 return None
             self._counts["held"] += 1
             self._changed.notify_all()
-            return self._waiting.pop(next(iter(self._waiting)) if actor is None else actor)
+            oldest = next(iter(self._waiting))
+            return self._waiting.pop(oldest if actor is None else actor)
 
     def train(self, count: int) -> None:
-        """Account for `count` rollouts that were held and are learned from now."""
+        """Count `count` rollouts that were held as trained on."""
         with self._changed:
             self._counts["held"] -= count
             self._counts["trained"] += count
 
     def discard(self) -> None:
-        """Give up all that waits and is held, at the end of a run."""
+        """Discard all rollouts that wait or are held, at the end of a run."""
         with self._changed:
             self._counts["discarded"] += len(self._waiting) + self._counts["held"]
             self._counts["held"] = 0
             self._waiting.clear()
 
 
-KEPT = 3  # versions: one in use, and two that the learner may have under way
+KEPT = 3  # versions of the parameters: one in use, and two that the learner may have under way
 
 
 class Slot(NamedTuple):
     """One version of the parameters on one device."""
 
-    version: int  # updates behind it
+    version: int  # number of updates that made them
     params: Any
 
 
 class ParameterSlots:
-    """The newest versions, on the device of every reader. Safe for any number of threads."""
+    """The newest versions of the parameters on the device of every reader; safe for threads."""
 
     def __init__(self, devices: list[jax.Device]):
         self._devices = set(devices)
@@ -243,38 +258,52 @@ class ParameterSlots:
         self._changed = threading.Condition()
 
     def publish(self, version: int, params: Any) -> None:
-        """Copy `params`, arrays that no update may donate, to every reader's device.
+        """Copy `params` to every reader's device.
 
-        They may still be under computation: readers get them once they are there.
+        They may still be under computation: readers get them once they are ready. No update may
+        donate their arrays.
         """
-        local = jax.tree.map(
-            lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, params
-        )
-        placed = {device: Slot(version, jax.device_put(local, device)) for device in self._devices}
+        local = jax.tree.map(_first_shard, params)
+        placed = {}
+        for device in self._devices:
+            placed[device] = Slot(version, jax.device_put(local, device))
         with self._changed:
             self._versions.append(placed)
             self._changed.notify_all()
 
     def latest(self, device: jax.Device) -> Slot:
-        """The newest version that is computed, or the oldest. The first one has to be published by
-        then.
+        """The newest version that is computed, or else the oldest.
+
+        The first version must have been published.
         """
         with self._changed:
-            *newer, oldest = [placed[device] for placed in reversed(self._versions)]
-        ready = (slot for slot in newer if all(x.is_ready() for x in jax.tree.leaves(slot.params)))
-        return next(ready, oldest)
+            slots = [placed[device] for placed in self._versions]
+        oldest, *newer = slots
+        for slot in reversed(newer):
+            if all(x.is_ready() for x in jax.tree.leaves(slot.params)):
+                return slot
+        return oldest
 
     def wait_for(self, version: int, device: jax.Device, timeout: float) -> Slot | None:
-        """Exactly this version, computed; None where it is not published within `timeout`
-        seconds.
+        """Wait for this version to be published and computed.
+
+        Returns:
+            The parameters; None if they are not published within `timeout` seconds.
         """
 
-        def published():
-            return next(
-                (placed[device] for placed in self._versions if placed[device].version == version),
-                None,
-            )
+        def published() -> Slot | None:
+            for placed in self._versions:
+                if placed[device].version == version:
+                    return placed[device]
+            return None
 
         with self._changed:
             slot = self._changed.wait_for(published, timeout)
-        return slot and Slot(version, jax.block_until_ready(slot.params))
+        if slot is None:
+            return None
+        return Slot(version, jax.block_until_ready(slot.params))
+
+
+def _first_shard(x: Any) -> Any:
+    """This process's first copy of a replicated array; other values as they are."""
+    return x.addressable_data(0) if isinstance(x, jax.Array) else x

@@ -1,8 +1,10 @@
-"""An episode as a GIF: `recording = record(env, act, key, env.max_steps)`, then `draw_gif(env,
-recording, path)`.
+"""Recording of an episode, and its picture as a GIF.
 
-It is recorded while it is played, on the device or on the host, and drawn afterwards: by its suite,
-or from its observations. No display is needed.
+    recording = record(env, player, key, env.max_steps)
+    draw_gif(env, recording, path)
+
+An episode is recorded while it is played, on the device or on the host, and drawn afterwards: by
+the renderer of its suite, or from its observations. No display is needed.
 """
 
 import math
@@ -28,46 +30,62 @@ from pmaprl.envs.masks import is_mask
 from pmaprl.envs.spaces import EnvSpec
 from pmaprl.envs.suite_tools import place_in_code, reason
 
-MOST_MAPS = 3  # of an observation that are drawn
-MAX_FRAMES = 500  # that are drawn
-# Seconds between frames that leave out steps: a longer episode plays faster than it was
+MOST_MAPS = 3  # maps of an observation that are drawn
+MAX_FRAMES = 500  # frames of a GIF
+# Most seconds between two frames that leave out steps, so a long episode plays faster than it was
 LONGEST_DELAY = 0.1
+SHORTEST_DELAY = 20  # milliseconds: browsers slow down frames that are shorter
 LAST_DELAY = 1_000  # milliseconds for which the end is shown before the loop begins again
-CAPTION = 24  # pixels: height of the line of numbers, and width that they need
-NARROWEST = 280
-COLORS = 127  # of a GIF, and one more for what stays as it is
+TOTAL_SECONDS = 8  # length of a GIF that leaves out no step
+SECONDS_PER_STEP = 0.02, 0.3  # bounds of the time for which a step is shown
+PALETTE_FRAMES = 16  # frames that the colours of a GIF are chosen from
+CAPTION = 24  # pixels: height of the line of numbers
+NARROWEST = 280  # pixels: width that the line of numbers needs
+COLUMNS = 0.02, 0.38, 0.7  # places of the numbers, as shares of the width
+COLORS = 127  # colours of a GIF; one more stands for unchanged pixels
 
 
 class Recording(NamedTuple):
-    """One episode, host arrays with a leading time axis: T steps, T + 1 states and observations.
+    """One episode of T steps: host arrays with a leading time axis.
 
-    The last observation is the true final one. So is the last state where the environment can tell
-    it; environments that only know their state after the reset repeat the one before.
+    The last observation is the true final one. So is the last state where the environment knows
+    it; environments that only know their state after the reset repeat the state before.
     """
 
     states: Any  # environment states [T + 1, ...], typed keys as their data
     obs: Any  # observations [T + 1, ...]
     actions: Any  # [T, ...] as the policy gave them
     rewards: np.ndarray  # [T]
-    paint: Paint | None = None  # the pictures, where they were drawn while it was played
-    without_pictures: str = ""  # the reason why they were not, where they should have been
-    # Of the numbers of an observation, or of its channels, where they are known
-    obs_names: tuple[str, ...] = ()
+    paint: Paint | None = None  # pictures, if they were drawn while the episode was played
+    without_pictures: str = ""  # the reason why pictures are missing, if some are
+    obs_names: tuple[str, ...] = ()  # names of an observation's numbers or channels, if known
 
 
 def frame_stride(steps: int) -> int:
-    """How many steps lie between two frames of an episode of `steps`: a power of two.
+    """Number of steps between two frames of an episode of `steps`: a power of two.
 
-    While an episode goes on, it is only ever doubled: the frames that are needed in the end have
-    all been kept.
+    The stride only ever doubles while an episode goes on. So all frames that the end needs have
+    been kept until then.
     """
-    return 2 ** max(math.ceil(math.log2(steps / (MAX_FRAMES - 1))), 0) if steps else 1
+    if not steps:
+        return 1
+    doublings = math.ceil(math.log2(steps / (MAX_FRAMES - 1)))
+    return 2 ** max(doublings, 0)
 
 
 def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) -> Recording:
-    """One episode of at most `max_steps` steps, by `player`, of whatever `Player.of` takes.
+    """Play and record one episode.
 
     It is the episode that `evaluation.play_episodes` plays with the same `key` and `player`.
+
+    Args:
+      env: the environment, on the device.
+      player: a `Player`, or a function `actions = player(obs, key)` as `Player.of` takes it.
+      key: the random key of the episode.
+      max_steps: the number of steps after which the recording ends.
+
+    Returns:
+      The recording, of T <= max_steps steps.
     """
     player = Player.of(player)
     reset_key, *keys = episode_keys(key)
@@ -82,12 +100,8 @@ def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) 
         out = env.step(step_key, state, action)
         over = out.terminated | out.truncated
         reached = key_data(out.final_state), out.final_obs, action, out.reward, over
-        return (
-            reached,
-            jax.tree.map(lambda x: x[None], PolicyInput(out.obs, over, out.reward)),
-            memory,
-            out.state,
-        )
+        seen = jax.tree.map(lambda x: x[None], PolicyInput(out.obs, over, out.reward))
+        return reached, seen, memory, out.state
 
     obs, state = jax.jit(env.reset)(reset_key)
     first = jax.device_get((key_data(state), obs))
@@ -97,7 +111,7 @@ def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) 
     over = False
     while len(steps) < max_steps and not over:
         reached, seen, memory, state = advance(len(steps), seen, memory, state)
-        # An episode of images never lies on the device as a whole
+        # Step by step, because an episode of images may not fit on the device
         *step, over = jax.device_get(reached)
         steps.append(step)
     states, obs, actions, rewards = zip(*steps, strict=True)
@@ -111,8 +125,9 @@ def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) 
 
 
 class RecordedEnvs:
-    """The same environments; the first one's first episode is kept: pictures of its suite, else
-    observations.
+    """Host environments that record the first episode of the first one.
+
+    The recording holds the pictures of the suite, or observations where it has none.
     """
 
     def __init__(self, envs: HostEnvs):
@@ -122,7 +137,7 @@ class RecordedEnvs:
         self.resets_in_step = envs.resets_in_step
         self.close = envs.close
         self.kill = envs.kill
-        self.without_pictures = ""  # why there are none
+        self.without_pictures = ""  # the reason why pictures are missing
 
     def reset(self) -> Any:
         obs = self._envs.reset()
@@ -133,7 +148,7 @@ class RecordedEnvs:
         self._over = False
         try:
             self._pictures[0] = fitting(self._envs.frame())
-        # No renderer, or one that lacks something here: there is another way to draw it
+        # The suite has no renderer, or it lacks something here: observations are drawn instead
         except Exception as error:
             self.without_pictures = f"{reason(error)}{place_in_code(error)}"
         return obs
@@ -145,17 +160,20 @@ class RecordedEnvs:
             self._rewards.append(float(out.reward[0]))
             ended = bool(out.terminated[0] | out.truncated[0])
             self._over = ended or len(self._rewards) >= LONGEST_HORIZON
+            shows_next_episode = ended and self.resets_in_step
             if not self._pictures:
-                self._obs.append(_first(out.obs if out.final_obs is None else out.final_obs))
-            elif not (ended and self.resets_in_step):  # which shows the next episode already
+                reached = out.obs if out.final_obs is None else out.final_obs
+                self._obs.append(_first(reached))
+            elif not shows_next_episode:
                 self._keep_picture(len(self._rewards))
         return out
 
     def recording(self) -> Recording:
-        """The episode."""
+        """Return the episode as it is so far."""
 
-        def newest(step: int) -> Image.Image:  # the last step may have none of its own
-            return self._pictures[max(time for time in self._pictures if time <= step)]
+        def newest(step: int) -> Image.Image:  # the last step may have no picture of its own
+            drawn = [time for time in self._pictures if time <= step]
+            return self._pictures[max(drawn)]
 
         return Recording(
             states=None,
@@ -168,24 +186,24 @@ class RecordedEnvs:
         )
 
     def _keep_picture(self, time: int) -> None:
-        """Add one where it is needed or the last; those go that an episode of this length does
-        without.
-        """
+        """Keep the picture of this time if it is due or the last, and drop those no longer due."""
         stride = frame_stride(time)
         if time % stride and not self._over:
             return
         try:
             self._pictures[time] = fitting(self._envs.frame(), like=self._pictures[0])
-        # Of a world that is broken by now, say: the episode goes on without
+        # The simulation may be broken by now: the episode goes on without pictures
         except Exception as error:
             self.without_pictures = f"{reason(error)}{place_in_code(error)}"
         self._pictures = {
-            step: x for step, x in self._pictures.items() if step % stride == 0 or step == time
+            step: picture
+            for step, picture in self._pictures.items()
+            if step % stride == 0 or step == time
         }
 
 
 def _first(tree: Any) -> Any:
-    """The part of the first environment."""
+    """Part of the first environment, copied to the host."""
     return jax.tree.map(lambda x: np.array(x[0]), tree)
 
 
@@ -199,13 +217,13 @@ def draw_gif(
     path: Path,
     warn: Callable[[str], None] = lambda text: None,
 ) -> int:
-    """Write an episode as a looping GIF, by the pictures of its suite, else by its observations.
+    """Write an episode as a looping GIF, with the pictures of its suite or of its observations.
 
     Args:
-      env: the environment that it was played in.
+      env: the environment in which the episode was played.
       recording: the episode.
-      path: the file; one that is there already is replaced when the new one is whole.
-      warn: gets a sentence where the suite shows no pictures here.
+      path: the file; an older one is replaced once the new one is complete.
+      warn: called with a sentence if the suite draws no pictures here.
 
     Returns:
       The number of frames.
@@ -218,34 +236,29 @@ def draw_gif(
         temporary.touch()  # fails before the work, not after it
         paint = _painter(env, recording, warn)
         length = len(recording.rewards)
-        steps, delays = timing(length, seconds=float(np.clip(8 / length, 0.02, 0.3)))  # 8 in all
+        seconds = float(np.clip(TOTAL_SECONDS / length, *SECONDS_PER_STEP))
+        steps, delays = timing(length, seconds)
         returns = np.cumsum([0.0, *recording.rewards])
 
         def frame(step: int) -> Image.Image:
-            picture = paint(step)
             reward = f"{recording.rewards[step - 1]:.3g}" if step else "-"
-            image = Image.new(
-                "RGB", (max(picture.width, NARROWEST), picture.height + CAPTION), PAPER
-            )
-            image.paste(picture, ((image.width - picture.width) // 2, 0))
-            numbers = f"step {step} / {length}", f"reward {reward}", f"return {returns[step]:.4g}"
-            for place, text in zip((0.02, 0.38, 0.7), numbers, strict=True):
-                at = place * image.width, picture.height + CAPTION / 2
-                ImageDraw.Draw(image).text(at, text, INK, font(11), anchor="lm")
-            return image
+            numbers = [
+                f"step {step} / {length}",
+                f"reward {reward}",
+                f"return {returns[step]:.4g}",
+            ]
+            return _with_caption(paint(step), numbers)
 
-        sample = np.concatenate(
-            [np.asarray(frame(step)) for step in steps[:: -(-len(steps) // 16)]]
-        )
-        palette = Image.fromarray(sample).quantize(COLORS, Image.Quantize.FASTOCTREE)
-        first, *others = (
-            frame(step).quantize(palette=palette, dither=Image.Dither.NONE) for step in steps
-        )
-        first.save(
+        stride = math.ceil(len(steps) / PALETTE_FRAMES)
+        sample = [np.asarray(frame(step)) for step in steps[::stride]]
+        stacked = Image.fromarray(np.concatenate(sample))
+        palette = stacked.quantize(COLORS, Image.Quantize.FASTOCTREE)
+        frames = [frame(step).quantize(palette=palette, dither=Image.Dither.NONE) for step in steps]
+        frames[0].save(
             temporary,
             "GIF",
             save_all=True,
-            append_images=others,
+            append_images=frames[1:],
             duration=delays,
             loop=0,
             optimize=True,
@@ -253,16 +266,35 @@ def draw_gif(
     return len(steps)
 
 
+def _with_caption(picture: Image.Image, numbers: Sequence[str]) -> Image.Image:
+    """Picture with a line of numbers below it, wide enough for the numbers."""
+    width = max(picture.width, NARROWEST)
+    image = Image.new("RGB", (width, picture.height + CAPTION), PAPER)
+    image.paste(picture, ((width - picture.width) // 2, 0))
+    canvas = ImageDraw.Draw(image)
+    middle = picture.height + CAPTION / 2
+    for column, text in zip(COLUMNS, numbers, strict=True):
+        canvas.text((column * width, middle), text, INK, font(11), anchor="lm")
+    return image
+
+
 def timing(length: int, seconds: float) -> tuple[list[int], list[int]]:
-    """After which steps of an episode a frame is drawn, and for how many milliseconds each is
-    shown.
+    """Choose the frames of an episode, and how long each is shown.
+
+    Args:
+      length: the number of steps of the episode.
+      seconds: the time that a step should take.
+
+    Returns:
+      The steps after which a frame is drawn, and the milliseconds that each frame is shown.
     """
     stride = frame_stride(length)
     steps = [*range(0, length, stride), length]
     delay = min(stride * seconds, max(seconds, LONGEST_DELAY))
-    # A GIF counts hundredths of a second, and browsers take one of them for ten
-    delays = [max(20, 10 * round(100 * delay))] * len(steps)
-    return steps, [*delays[:-1], LAST_DELAY]
+    hundredths = round(100 * delay)  # the unit of a GIF
+    milliseconds = max(SHORTEST_DELAY, 10 * hundredths)
+    delays = [milliseconds] * (len(steps) - 1)
+    return steps, [*delays, LAST_DELAY]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -270,7 +302,7 @@ def timing(length: int, seconds: float) -> tuple[list[int], list[int]]:
 
 
 def _painter(env: Env | EnvSpec, recording: Recording, warn: Callable[[str], None]) -> Paint:
-    """How the episode is drawn, by the first way that works here."""
+    """Choose the first way to draw the episode that works here."""
     missing = f"some pictures of {env.name} are missing, and those before are shown"
     why = recording.without_pictures
     if recording.paint:
@@ -279,10 +311,11 @@ def _painter(env: Env | EnvSpec, recording: Recording, warn: Callable[[str], Non
         return recording.paint
     if isinstance(env, Env):
         try:
-            if shown := _pictures_of_states(
-                env, recording.states, lambda why: warn(f"{missing}: {why}")
-            ):
-                return shown
+            pictures = _pictures_of_states(
+                env, recording.states, lambda reason: warn(f"{missing}: {reason}")
+            )
+            if pictures is not None:
+                return pictures
         except Exception as error:  # no graphics library, or a pole of length 0
             why = f"{reason(error)}{place_in_code(error)}"
     if why:
@@ -293,8 +326,9 @@ def _painter(env: Env | EnvSpec, recording: Recording, warn: Callable[[str], Non
 def _paint_observations(
     env: Env | EnvSpec, recording: Recording, warn: Callable[[str], None]
 ) -> Paint:
-    """Pictures of maps, and of all other numbers below them; of a map that is alone without actions
-    and rewards.
+    """Paint maps, and all other numbers below them.
+
+    A map that is the whole observation is drawn without actions and rewards.
     """
 
     def names_for(count: int) -> tuple[str, ...]:
@@ -307,23 +341,29 @@ def _paint_observations(
         )
         return ()
 
-    seen = [x for x in spaces.leaves(env.observation_space, recording.obs) if not is_mask(x[0])]
-    maps = {name: x for name, _, x in seen if x.ndim in (3, 4) and min(x.shape[1:3]) >= 3}
-    numbers = [x for x in seen if x[0] not in maps]
+    leaves = spaces.leaves(env.observation_space, recording.obs)
+    seen = [leaf for leaf in leaves if not is_mask(leaf[0])]
+    maps = {name: values for name, _, values in seen if _is_map(values)}
+    numbers = [leaf for leaf in seen if leaf[0] not in maps]
     if len(seen) == len(maps) == 1:
         return grid(*maps.values(), names_for)
-    grids = [grid(x, lambda count: (), title=name) for name, x in maps.items()]
+    grids = [grid(values, lambda count: (), title=name) for name, values in maps.items()]
     if len(grids) > MOST_MAPS:
         warn(f"only {MOST_MAPS} of {len(grids)} maps that {env.name} shows are drawn")
-    tracks = paint_tracks(groups_of(recording, numbers, env.action_space, names_for))
-    return below([*grids[:MOST_MAPS], tracks])
+    groups = groups_of(recording, numbers, env.action_space, names_for)
+    return below([*grids[:MOST_MAPS], paint_tracks(groups)])
+
+
+def _is_map(values: np.ndarray) -> bool:
+    """True for numbers [T + 1, H, W] or [T + 1, H, W, C] of at least 3 by 3 cells."""
+    return values.ndim in (3, 4) and min(values.shape[1:3]) >= 3
 
 
 def _pictures_of_states(env: Env, states: Any, warn: Callable[[str], None]) -> Paint | None:
-    """Pictures by the suite's own renderer; None where it has none. Raises what the renderer raises
-    at first.
+    """Pictures by the suite's own renderer; None if it has none.
 
-    Later it costs a picture, which `warn` is told once: that of a step before takes its place.
+    An error of the renderer at the first picture is raised. At a later one `warn` is called, once,
+    and the picture of an earlier step is shown instead.
     """
 
     def frame_at(step: int) -> Any:

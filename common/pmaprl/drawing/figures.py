@@ -1,6 +1,4 @@
-"""Figures by matplotlib: learning curves with bands, `curve.png` of one run and `population.png` of
-a population.
-"""
+"""Figures by matplotlib: learning curves with bands, `curve.png` and `population.png` of a run."""
 
 import math
 from pathlib import Path
@@ -23,11 +21,11 @@ AXES = {
     RECENT: "episode return (mean of the last 100)",
     EVALUATION: "episode return (greedy evaluation)",
 }
-# Told apart by colour-blind eyes: Okabe and Ito's, without yellow, which is faint on white. With
-# the dashes 28 styles.
+# Colours that colour-blind eyes tell apart (Okabe and Ito), without yellow: it is faint on white.
+# With the dashes they make 28 styles.
 COLORS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"
 DASHES = "-", "--", "-.", ":"
-MARKERS = {"-": "o", "--": "s", "-.": "^", ":": "D"}  # of a single point, which shows no dashes
+MARKERS = {"-": "o", "--": "s", "-.": "^", ":": "D"}  # for single points, which show no dashes
 SEQUENTIAL = "viridis"  # matplotlib's name of the colours for numbers
 
 
@@ -40,69 +38,85 @@ class Line(NamedTuple):
     band: Interval | None = None
     seeds: np.ndarray | None = None  # [S, P], drawn thin
     style: int = 0  # index of colour and dashes
-    # Further properties of matplotlib's lines, before `style`; not to be changed
+    # Properties of matplotlib's lines that replace those of `style`; never changed in place
     how: dict[str, Any] = {}
 
 
 class Panel(NamedTuple):
-    """One axes of a figure; what it does not say itself is that of the figure."""
+    """One axes of a figure; empty fields are those of the figure."""
 
     title: str
     lines: list[Line]
     x: str = ""
     ylabel: str = ""
     log: str = ""  # "x" or "y": the axis that is logarithmic
-    # The places of the horizontal axis that are named, where they are few
-    xticks: tuple[float, ...] = ()
+    xticks: tuple[float, ...] = ()  # places of the horizontal axis that are labelled, if few
     is_apart: bool = False  # points that would hide each other are side by side
 
 
 def draw_curve(run_dir: Path, title: str) -> Path:
-    """Draw training and evaluation returns of `run_dir` against environment steps; returns the
-    picture's path.
+    """Draw training and evaluation returns of `run_dir` against environment steps.
+
+    Returns:
+        The picture's path.
     """
     lines = []
-    labels = {TRAINING: "training, episodes of each interval", EVALUATION: "greedy evaluation"}
-    for name, series in read_log(run_dir, labels).series.items():
+    labels = {
+        TRAINING: "training, episodes of each interval",
+        EVALUATION: "greedy evaluation",
+    }
+    log = read_log(run_dir, labels)
+    for name, series in log.series.items():
         steps, values = align([series])
         values = values[np.isfinite(values).any(axis=1)]
-        if len(values):
-            style = list(labels).index(name)
-            seeds = values if len(values) > 1 else None
-            lines.append(
-                Line(label=labels[name], x=steps, y=values.mean(axis=0), seeds=seeds, style=style)
-            )
+        if not len(values):
+            continue
+        line = Line(
+            label=labels[name],
+            x=steps,
+            y=values.mean(axis=0),
+            seeds=values if len(values) > 1 else None,
+            style=list(labels).index(name),
+        )
+        lines.append(line)
     if lines and lines[0].seeds is not None:
         title += f", {len(lines[0].seeds)} seeds and their mean"
-    return _save(draw([Panel(title, lines)], "env_steps", "episode return"), run_dir / "curve.png")
+    figure = draw([Panel(title, lines)], "env_steps", "episode return")
+    return _save(figure, run_dir / "curve.png")
 
 
 def draw_population(run_dir: Path, title: str, values: dict[str, list[float]]) -> Path:
-    """Draw the members of `run_dir`, which began with these `values` by flag, [S]; returns the
-    picture's path.
+    """Draw the learning curves of all members, and one panel for each flag that differs.
 
-    Beside all learning curves stands for each flag the last return against its value, or, where
-    members evolve, its values over time, with the descent of the best member.
+    The panel of a flag shows the last return against its value. Where members evolve it shows the
+    values over time, with the lineage of the best member.
+
+    Args:
+        run_dir: The run.
+        title: The title of the figure.
+        values: The first values [S] of the members, by flag.
+
+    Returns:
+        The picture's path.
     """
     source = "pbt/source"
-    log = read_log(run_dir, (TRAINING, EVALUATION, source, *(f"hyper/{name}" for name in values)))
+    flags = [f"hyper/{name}" for name in values]
+    log = read_log(run_dir, (TRAINING, EVALUATION, source, *flags))
     returns, _ = final_returns(log)
     judged = log.series[EVALUATION].steps[-1] if EVALUATION in log.series else math.inf
     ranks = ranked(returns.tolist(), training_returns(run_dir, judged))
     best = ranks[0] if np.isfinite(returns).any() else None
     panels = [_curves_of_members(log, best)]
-    for name, x in values.items():
+    for name, first_values in values.items():
         if source in log.series:
-            panels.append(
-                _descent(
-                    name, log.series[f"hyper/{name}"], log.series[source].values.astype(int), best
-                )
-            )
+            history = log.series[f"hyper/{name}"]
+            sources = log.series[source].values.astype(int)
+            panel = _descent(name, history, sources, best)
         else:
-            panels.append(_values_of_members(name, np.array(x), returns, best))
-    return _save(
-        draw(panels, "env_steps", AXES[TRAINING], plain_text(title)), run_dir / "population.png"
-    )
+            panel = _values_of_members(name, np.array(first_values), returns, best)
+        panels.append(panel)
+    figure = draw(panels, "env_steps", AXES[TRAINING], plain_text(title))
+    return _save(figure, run_dir / "population.png")
 
 
 def _save(figure: Any, path: Path) -> Path:
@@ -112,8 +126,14 @@ def _save(figure: Any, path: Path) -> Path:
 
 
 def lineage(sources: np.ndarray, member: int) -> np.ndarray:
-    """Where the weights that `member` has in the end were before each of the exchanges [P, S], and
-    after the last one: places among the members, [P + 1].
+    """Indices [P + 1] of the members that carried the final weights of `member`.
+
+    Args:
+        sources: The member [P, S] that each member copied in each of P exchanges.
+        member: Index of the member whose weights are followed.
+
+    Returns:
+        Its ancestors before each exchange, and the member itself after the last one.
     """
     path = [member]
     for source in sources[::-1]:
@@ -126,51 +146,59 @@ def _curves_of_members(log: Log, best: int | None) -> Panel:
     lines = []
     if TRAINING in log.series and best is not None:
         steps, values = align([log.series[TRAINING]])
-        there = np.isfinite(values).any(axis=0)
-        steps = steps[there]
-        values = values[:, there]
-        lines.append(
-            Line(
-                label=f"median of {len(values)}",
-                x=steps,
-                y=np.nanmedian(values, axis=0),
-                seeds=values,
-            )
+        is_known = np.isfinite(values).any(axis=0)
+        steps = steps[is_known]
+        values = values[:, is_known]
+        median = Line(
+            label=f"median of {len(values)}",
+            x=steps,
+            y=np.nanmedian(values, axis=0),
+            seeds=values,
         )
-        lines.append(
-            Line(label=f"member {best}, the best in the end", x=steps, y=values[best], style=1)
+        winner = Line(
+            label=f"member {best}, the best in the end",
+            x=steps,
+            y=values[best],
+            style=1,
         )
+        lines = [median, winner]
     return Panel("", lines)
 
 
-FEW_VALUES = 5  # of a flag, each of which has a tick
+FEW_VALUES = 5  # so many values of a flag have a tick each
 
 
-def _values_of_members(name: str, x: np.ndarray, returns: np.ndarray, best: int | None) -> Panel:
-    """The last return against the value of a flag; what broke stands at the foot as a cross."""
+def _values_of_members(
+    name: str, flag_values: np.ndarray, returns: np.ndarray, best: int | None
+) -> Panel:
+    """The last return against the value of a flag; failed members are crosses at the foot."""
     alive = np.isfinite(returns)
     lines = []
     dots = {"linestyle": "", "marker": "o", "alpha": 0.6}
-    values = np.unique(x)
+    values = np.unique(flag_values)
     is_log = bool(values[0] > 0 and values[-1] >= 10 * values[0])
-    at = x
+    x = flag_values
     if best is not None:
-        x = side_by_side(at, np.where(alive, returns, returns[alive].min()), is_log)
-        lines.append(Line(label="member", x=x[alive], y=returns[alive], how=dots))
-        lines.append(
-            Line(
-                label="the best",
-                x=x[[best]],
-                y=returns[[best]],
-                style=1,
-                how=dots | {"alpha": 1, "markersize": 7},
-            )
+        lowest = returns[alive].min()
+        x = side_by_side(flag_values, np.where(alive, returns, lowest), is_log)
+        members = Line(label="member", x=x[alive], y=returns[alive], how=dots)
+        winner = Line(
+            label="the best",
+            x=x[[best]],
+            y=returns[[best]],
+            style=1,
+            how=dots | {"alpha": 1, "markersize": 7},
         )
+        lines = [members, winner]
         if not alive.all():
-            foot = np.full(np.sum(~alive), returns[alive].min())
-            lines.append(
-                Line(label="broke", x=x[~alive], y=foot, style=6, how=dots | {"marker": "x"})
+            broken = Line(
+                label="broke",
+                x=x[~alive],
+                y=np.full(np.sum(~alive), lowest),
+                style=6,
+                how=dots | {"marker": "x"},
             )
+            lines.append(broken)
     return Panel(
         title="",
         lines=lines,
@@ -178,22 +206,23 @@ def _values_of_members(name: str, x: np.ndarray, returns: np.ndarray, best: int 
         ylabel="final greedy return",
         log="x" * is_log,
         xticks=tuple(values) if len(values) <= FEW_VALUES else (),
-        is_apart=bool(np.any(x != at)),
+        is_apart=bool(np.any(x != flag_values)),
     )
 
 
 def side_by_side(
     x: np.ndarray, y: np.ndarray, is_log: bool = False, width: float = 0.0
 ) -> np.ndarray:
-    """Move those points (x, y) apart that would hide each other, x being equal and y nearly so: a
-    small row, by y.
+    """Move points apart that would hide each other: with equal x and nearly equal y.
+
+    Such points become a small row, in the order of y.
 
     Args:
         x: Places [S] on the horizontal axis.
         y: Places [S] on the vertical axis.
-        is_log: The horizontal axis is logarithmic.
-        width: Length of the horizontal axis, of logarithms where it is one of these; 0: that
-            between the points.
+        is_log: True if the horizontal axis is logarithmic.
+        width: Length of the horizontal axis, in logarithms if it is logarithmic; 0: the distance
+            between the outermost points.
 
     Returns:
         The new x [S].
@@ -207,38 +236,42 @@ def side_by_side(
     for place in known:
         order = np.flatnonzero(places == place)
         order = order[np.argsort(y[order], kind="stable")]
-        for row in np.split(order, np.flatnonzero(np.diff(y[order]) > closeness) + 1):
+        gaps = np.diff(y[order]) > closeness
+        for row in np.split(order, np.flatnonzero(gaps) + 1):
             step = min(0.04 * width, room / len(row))
-            moved[row] += step * (np.arange(len(row)) - (len(row) - 1) / 2)
+            middle = (len(row) - 1) / 2
+            moved[row] += step * (np.arange(len(row)) - middle)
     return np.where(moved == places, x, np.exp(moved) if is_log else moved)
 
 
 def _descent(name: str, series: Series, sources: np.ndarray, best: int | None) -> Panel:
-    """The values of all members over time, and in front those of the ancestors of the best one."""
-    values = series.values  # a value holds until the next exchange
-    how = {"drawstyle": "steps-post"}
-    dotted = how | {"linestyle": ":"}
-    lines = [
-        Line(
-            label="member 0, the control",
-            x=series.steps,
-            y=values[:, 0],
-            seeds=values.T,
-            how=dotted,
-        )
-    ]
+    """The values of all members over time, with those of the best one's ancestors in front."""
+    values = series.values
+    how = {"drawstyle": "steps-post"}  # a value holds until the next exchange
+    control = Line(
+        label="member 0, the control",
+        x=series.steps,
+        y=values[:, 0],
+        seeds=values.T,
+        how=how | {"linestyle": ":"},
+    )
+    lines = [control]
     if best is not None:
         path = lineage(sources, best)[1:]  # after the exchange of each row
-        lines.append(
-            Line(
-                label="descent of the best",
-                x=series.steps,
-                y=values[np.arange(len(path)), path],
-                style=1,
-                how=how,
-            )
+        ancestors = Line(
+            label="descent of the best",
+            x=series.steps,
+            y=values[np.arange(len(path)), path],
+            style=1,
+            how=how,
         )
-    return Panel(title="", lines=lines, x="", ylabel=name, log="y" * _spans_decades(values))
+        lines.append(ancestors)
+    return Panel(
+        title="",
+        lines=lines,
+        ylabel=name,
+        log="y" if _spans_decades(values) else "",
+    )
 
 
 def _spans_decades(values: np.ndarray) -> bool:
@@ -267,20 +300,21 @@ def draw(
     """Draw a matplotlib Figure with one axes for each panel.
 
     Args:
-        panels: what to draw; their legend is one where they have labels in common.
-        x: a key of `AXES`, or the text at the horizontal axis.
-        ylabel: the text at the vertical axis.
-        title: of the figure.
-        note: a text at the foot, before that on shaded areas.
-        limits: of all axes.
+        panels: what to draw; panels with labels in common share one legend.
+        x: a key of `AXES`, or the label of the horizontal axis.
+        ylabel: the label of the vertical axis.
+        title: the title of the figure.
+        note: a text at the foot, before the explanation of shaded areas.
+        limits: ends and scale of all axes.
     """
     from matplotlib.figure import Figure
 
     across = min(len(panels), 2 if len(panels) == 4 else 3)
     down = math.ceil(len(panels) / across)
-    labels = [[line.label for line in panel.lines if line.label] for panel in panels]
-    entries = max(map(len, labels))
-    shared = sum(map(len, labels)) > len(set().union(*labels))
+    labels = [_labels(panel) for panel in panels]
+    counts = [len(names) for names in labels]
+    entries = max(counts)
+    shared = sum(counts) > len(set().union(*labels))
     width, height = (6, 3.6) if len(panels) == 1 else (4.4, 3.2)
     if entries > FEW_ENTRIES and not shared:
         width += 2
@@ -296,38 +330,48 @@ def draw(
             _add_legend(axes, panel.title)
         if panel.ylabel or index % across == 0:
             text = plain_text(panel.ylabel or ylabel)
-            is_small = len(panels) > 1
-            axes.set_ylabel(
-                text.replace(" (", "\n(") if is_small else text, fontsize=9 if is_small else 10
-            )
+            if len(panels) == 1:
+                axes.set_ylabel(text, fontsize=10)
+            else:
+                axes.set_ylabel(text.replace(" (", "\n("), fontsize=9)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     if shared:
         _add_shared_legend(figure, title)
     elif title:
         figure.suptitle(title)
-    shades = sorted({line.band.name for panel in panels for line in panel.lines if line.band})
-    held = "runs that have ended keep their last value" if x == "wall" and shades else ""
-    shaded = f"{_drawn_as(panels)}: {_spread_text(shades)}" if shades else ""
-    if foot := "; ".join(filter(None, (note, shaded, held))):
-        figure.supxlabel(foot, x=0.99, ha="right", fontsize=8, color="0.4")
+    notes = [note] if note else []
+    banded = [line for panel in panels for line in panel.lines if line.band]
+    if banded:
+        notes.append(_spread_note(banded))
+        if x == "wall":
+            notes.append("runs that have ended keep their last value")
+    if notes:
+        figure.supxlabel("; ".join(notes), x=0.99, ha="right", fontsize=8, color="0.4")
     return figure
 
 
-def _drawn_as(panels: list[Panel]) -> str:
-    """How spreads are drawn: around a line, and around a single point."""
-    points = [len(line.x) for panel in panels for line in panel.lines if line.band]
-    return " and ".join(["shaded"] * (max(points) > 1) + ["bars"] * (min(points) == 1))
+def _labels(panel: Panel) -> list[str]:
+    """Labels of a panel's lines, without the empty ones."""
+    return [line.label for line in panel.lines if line.label]
 
 
-def _spread_text(names: list[str]) -> str:
-    if len(names) == 1:
-        return names[0]
-    return f"{CONFIDENCE}, of fewer than {FEWEST} seeds their range"
+def _spread_note(lines: list[Line]) -> str:
+    """Explanation of the spreads: shaded around a line, bars around a single point."""
+    points = [len(line.x) for line in lines]
+    shapes = []
+    if max(points) > 1:
+        shapes.append("shaded")
+    if min(points) == 1:
+        shapes.append("bars")
+    names = {line.band.name for line in lines}
+    mixed = f"{CONFIDENCE}, of fewer than {FEWEST} seeds their range"
+    meaning = names.pop() if len(names) == 1 else mixed
+    return f"{' and '.join(shapes)}: {meaning}"
 
 
 def plain_text(text: str) -> str:
-    """A text as matplotlib draws it letter by letter: formulas between dollars may not be any."""
+    """Escape a text so that matplotlib does not read formulas between dollar signs."""
     return printable(text).replace("$", r"\$")
 
 
@@ -336,7 +380,10 @@ def _draw_panel(axes: Any, panel: Panel, x: str, limits: Limits) -> None:
 
     for line in panel.lines:
         _draw_line(axes, line)
-    axes.set_xlabel(plain_text(AXES.get(x, x)) + " (equal points side by side)" * panel.is_apart)
+    xlabel = plain_text(AXES.get(x, x))
+    if panel.is_apart:
+        xlabel += " (equal points side by side)"
+    axes.set_xlabel(xlabel)
     axes.ticklabel_format(axis="y", useOffset=False)
     axes.set(**{f"{axis}scale": "log" for axis in panel.log})
     if limits.log_x:
@@ -355,13 +402,14 @@ def _draw_panel(axes: Any, panel: Panel, x: str, limits: Limits) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-FEW_ENTRIES = 8  # of a legend above the axes; longer ones stand beside them, and must not be higher
-LEGEND_ROWS = 18
+FEW_ENTRIES = 8  # entries of a legend above the axes; longer ones stand beside them
+LEGEND_ROWS = 18  # rows of a legend beside the axes, which must not be higher than these
+CHARACTERS_PER_INCH = 12  # width of a legend's text
 
 
 def _add_legend(axes: Any, title: str) -> None:
-    """Add a legend above the axes, which never hides a curve, or beside them where it is long."""
-    # Given, because matplotlib warns where it finds none itself
+    """Add a legend above the axes, where it hides no curve, or beside them if it is long."""
+    # Handles are passed on, because matplotlib warns if it looks for some and there are none
     handles, labels = axes.get_legend_handles_labels()
     look = {
         "title": plain_text(title),
@@ -373,9 +421,8 @@ def _add_legend(axes: Any, title: str) -> None:
         columns = math.ceil(len(labels) / LEGEND_ROWS)
         place = {"loc": "upper left", "bbox_to_anchor": (1, 1), "ncols": columns, "fontsize": 7}
     else:
-        longest = max(map(len, labels), default=0)
-        room = 12 * axes.figure.get_figwidth() / axes.get_gridspec().ncols  # characters
-        columns = max(1, min(len(labels), int(room / (longest + 8))))
+        width = axes.figure.get_figwidth() / axes.get_gridspec().ncols
+        columns = _legend_columns(labels, width)
         place = {
             "loc": "lower left",
             "bbox_to_anchor": (0, 1),
@@ -387,18 +434,28 @@ def _add_legend(axes: Any, title: str) -> None:
 
 
 def _add_shared_legend(figure: Any, title: str) -> None:
-    """Add one legend with all labels of the axes of a figure, below the title, which could lie on
-    it elsewhere.
-    """
+    """Add one legend with all labels of a figure, under a title that thus never overlaps it."""
     entries = {}
     for axes in figure.axes:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+        handles, labels = axes.get_legend_handles_labels()
+        for handle, label in zip(handles, labels, strict=True):
             entries.setdefault(label, handle)
-    room = 12 * figure.get_figwidth()  # characters
-    columns = max(1, min(len(entries), int(room / (max(map(len, entries)) + 8))))
-    look = {"ncols": columns, "frameon": False, "fontsize": 9, "alignment": "left"}
-    look |= {"title": title, "title_fontproperties": {"weight": "bold"}} if title else {}
+    look = {
+        "ncols": _legend_columns(list(entries), figure.get_figwidth()),
+        "frameon": False,
+        "fontsize": 9,
+        "alignment": "left",
+    }
+    if title:
+        look |= {"title": title, "title_fontproperties": {"weight": "bold"}}
     figure.legend(entries.values(), entries.keys(), loc="outside upper left", **look)
+
+
+def _legend_columns(labels: list[str], width: float) -> int:
+    """Number of columns that a legend has room for, on a `width` in inches."""
+    longest = max(map(len, labels), default=0)
+    fitting = int(CHARACTERS_PER_INCH * width / (longest + 8))
+    return max(1, min(len(labels), fitting))
 
 
 class Grid(NamedTuple):
@@ -406,17 +463,22 @@ class Grid(NamedTuple):
 
     title: str
     rows: list[str]  # values of the factor along the vertical axis, [R]
-    columns: list[str]  # likewise along the horizontal axis, [C]
+    columns: list[str]  # values of the factor along the horizontal axis, [C]
     values: np.ndarray  # [R, C], NaN where nothing is known
 
 
 def draw_grids(
     grids: list[Grid], x: str, y: str, values: str, title: str = "", note: str = ""
 ) -> Any:
-    """Draw a matplotlib Figure with a heat map for each grid, whose axes are the factors `x` and
-    `y`.
+    """Draw a matplotlib Figure with a heat map for each grid.
 
-    Below stands the `note`.
+    Args:
+        grids: the numbers.
+        x: the factor along the horizontal axes.
+        y: the factor along the vertical axes.
+        values: the label of the numbers.
+        title: the title of the figure.
+        note: a text at the foot.
     """
     from matplotlib.figure import Figure
 
@@ -435,16 +497,16 @@ def draw_grids(
         axes.set_ylabel(plain_text(y))
         axes.set_title(plain_text(grid.title), loc="left", fontsize=10, weight="bold")
         for row, column in np.argwhere(np.isfinite(grid.values)):
-            dark = image.norm(grid.values[row, column]) < 0.6
-            text = f"{grid.values[row, column]:.4g}"
+            value = grid.values[row, column]
+            is_dark = image.norm(value) < 0.6
             axes.text(
                 column,
                 row,
-                text,
+                f"{value:.4g}",
                 ha="center",
                 va="center",
                 fontsize=8,
-                color="white" if dark else "black",
+                color="white" if is_dark else "black",
             )
     for axes in places[len(grids) :]:
         axes.set_axis_off()
@@ -456,35 +518,42 @@ def draw_grids(
 
 
 def shade(place: float) -> tuple[float, ...]:
-    """The colour of a number between 0, the smallest, and 1, the largest; the lightest ones are
-    left out.
-    """
+    """The colour of a number between 0, the smallest, and 1, the largest."""
     from matplotlib import colormaps
 
-    return colormaps[SEQUENTIAL](0.92 * place)
+    return colormaps[SEQUENTIAL](0.92 * place)  # the lightest colours are hard to see on white
 
 
 def _draw_line(axes: Any, line: Line) -> None:
     how = {
         "color": COLORS[line.style % len(COLORS)],
-        "marker": "o" * (0 < len(line.x) <= 12),
+        "marker": "o" if 0 < len(line.x) <= 12 else "",
         "markersize": 4,
+        "linestyle": DASHES[line.style % len(DASHES)],
     }
-    how |= {"linestyle": DASHES[line.style % len(DASHES)]} | line.how
+    how |= line.how
     if len(line.x) == 1 and "marker" not in line.how:
-        how |= {"marker": MARKERS[how["linestyle"]], "markersize": 6, "linestyle": ""}
+        how |= {
+            "marker": MARKERS[how["linestyle"]],
+            "markersize": 6,
+            "linestyle": "",
+        }
     if line.seeds is not None:
-        faint = max(0.12, 0.8 / math.sqrt(len(line.seeds)))
-        axes.plot(
-            line.x,
-            line.seeds.T,
-            **how | {"linestyle": "-", "markersize": 2},
-            alpha=faint,
-            linewidth=0.8,
-        )
+        faint = {
+            "linestyle": "-",
+            "markersize": 2,
+            "alpha": max(0.12, 0.8 / math.sqrt(len(line.seeds))),
+            "linewidth": 0.8,
+        }
+        axes.plot(line.x, line.seeds.T, **how | faint)
     if line.band and len(line.x) > 1:
         axes.fill_between(
-            line.x, line.band.low, line.band.high, color=how["color"], alpha=0.18, linewidth=0
+            line.x,
+            line.band.low,
+            line.band.high,
+            color=how["color"],
+            alpha=0.18,
+            linewidth=0,
         )
     elif line.band:
         errors = [line.y - line.band.low, line.band.high - line.y]

@@ -1,6 +1,4 @@
-"""Runs in groups, chosen by flags; their metrics at the same steps, and notes on what should be
-known of them.
-"""
+"""Groups of runs to plot and compare, their metrics at common steps, and notes on both."""
 
 import difflib
 import json
@@ -28,7 +26,7 @@ RUNS = tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
 
 @dataclass(kw_only=True)
 class Selection:
-    """Flags that say which runs are looked at, and how."""
+    """Flags that select runs, and say how they are grouped and averaged."""
 
     runs: Annotated[tyro.conf.Positional[tuple[str, ...]], RUNS] = ()
     """Run directories, such as runs/*."""
@@ -42,14 +40,14 @@ class Selection:
     def __post_init__(self):
         check_flags(self)
         words = [word for text in self.by for word in text.split(",")]
-        self.by = tuple(
-            dict.fromkeys(word.strip().removeprefix("--").replace("-", "_") for word in words)
-        )
+        names = [word.strip().removeprefix("--").replace("-", "_") for word in words]
+        self.by = tuple(dict.fromkeys(names))
 
 
 class LoggedRun(NamedTuple):
-    """A run directory, read; of a population the members with the same flags, as if they had run
-    alone.
+    """A run directory, read.
+
+    A population becomes several of these: members with the same flags, as if they had run alone.
     """
 
     path: Path
@@ -57,10 +55,9 @@ class LoggedRun(NamedTuple):
     flags: dict[str, Any]
     seeds: list[int]
     log: Log
-    checksum: str | None = None  # of the state in the end; None while the run goes on
-    copies: tuple[Path, ...] = ()  # of equal runs, which are not counted
-    # Checksums of the versions of the algorithm's file that it was made with
-    codes: tuple[str, ...] = ()
+    checksum: str | None = None  # checksum of the final state; None while the run goes on
+    copies: tuple[Path, ...] = ()  # equal runs, which are not counted
+    codes: tuple[str, ...] = ()  # checksums of all versions of the algorithm's file that it used
 
     @property
     def meaning(self) -> dict[str, str]:
@@ -73,46 +70,45 @@ class LoggedRun(NamedTuple):
 
 
 class Group(NamedTuple):
-    """All runs of one algorithm, with one recipe, in one environment, with the same values of the
-    flags of --by.
-    """
+    """Runs of one algorithm and recipe, in one environment, with equal values of the --by flags."""
 
     env: str
     algorithm: str
-    variant: dict[str, Any]  # those values; a flag that the algorithm does not have is left out
+    variant: dict[str, Any]  # values of the --by flags, without flags that the algorithm lacks
     runs: list[LoggedRun]
 
     @property
     def key(self) -> str:
-        """Unlike the label, nothing of it is shortened."""
+        """Name of the group in which, unlike in the label, nothing is shortened."""
         return json.dumps([self.algorithm, self.variant])
 
     @property
     def label(self) -> str:
-        """Such as `ppo_pmap, clip_eps 0.2`."""
-        return ", ".join(
-            [
-                self.algorithm,
-                *(f"{name} {flag_text(value)}" for name, value in self.variant.items()),
-            ]
-        )
+        """Name of the group in legends, such as `ppo_pmap, clip_eps 0.2`."""
+        values = [f"{name} {flag_text(value)}" for name, value in self.variant.items()]
+        return ", ".join([self.algorithm, *values])
 
 
 def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
-    """Read the runs of `selection` with these metrics, in groups, sorted.
+    """Read the runs of `selection` in sorted groups.
 
     Runs without metrics, folders that are no run and repetitions of a run are left out, with a note
-    each; further notes say what the runs of a group and the groups differ in.
+    each. Further notes name the flags in which the runs of a group, and the groups, differ.
+
+    Args:
+        selection: The runs, and the flags that split them.
+        metrics: Names of the metrics to read.
 
     Raises:
-        UsageError: for no runs at all, broken ones, runs that all have no metrics, and a flag in
-            `by` that no run has.
+        UsageError: No run is named, a run is broken, no run has metrics yet, or no run has a flag
+            of `by`.
     """
     if not selection.runs:
         raise UsageError("name at least one run directory, such as runs/NAME or runs/*")
-    paths = list({Path(run).resolve(): Path(run) for run in selection.runs}.values())  # each once
+    by_place = {Path(run).resolve(): Path(run) for run in selection.runs}
+    paths = list(by_place.values())
     strangers = [path for path in paths if path.exists() and not is_run(path)]
-    if len(strangers) < len(paths):  # else all that is named is wrong
+    if len(strangers) < len(paths):  # otherwise nothing is left, which is an error below
         say(f"{path}: no run directory, left out" for path in strangers)
         paths = [path for path in paths if path not in strangers]
     runs = [run for path in paths for run in _parts(path, metrics)]
@@ -126,11 +122,9 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
             f"{paths[0]} has no metrics yet, its metrics.jsonl no row: wait for the first, "
             "if it goes on"
         )
-    say(
-        f"{path}: no metrics yet, left out"
-        for path in paths
-        if path not in {run.path for run in logged}
-    )
+    with_metrics = {run.path for run in logged}
+    without_metrics = [path for path in paths if path not in with_metrics]
+    say(f"{path}: no metrics yet, left out" for path in without_metrics)
     say(f"{path}: its result.json is damaged" for path in paths if has_damaged_result(path))
     counted, repeated = once_each(logged)
     groups = group(counted, selection.by)
@@ -139,30 +133,28 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
 
 
 def _parts(path: Path, metrics: Iterable[str]) -> Iterator[LoggedRun]:
-    """The run; of a population without PBT, for each combination of values the members that have
-    them, as if alone.
+    """Read a run, split into members with equal flags.
+
+    A population with PBT is one part, because its members change their values.
     """
     config = read_config(path)
     log = read_log(path, metrics)
     checksum = checksum_of(path)
     flags = config["args"]
-    alike = {}
     algorithm = config["algorithm"]
     recipe = flags.get("recipe") or ""
-    algorithm += "" if recipe in algorithm else f" ({recipe})"
+    if recipe not in algorithm:
+        algorithm += f" ({recipe})"
     algorithm = shortened(printable(algorithm))
     flags = flags | {"env": shortened(printable(flags["env"]))}
-    members = config.get("members") or [
-        {"seed": flags.get("seed", 0) + i} for i in range(flags.get("num_seeds", 1))
-    ]
+    members = config.get("members") or _members_by_seed(flags)
+    alike = {}
     for index, member in enumerate(members):
-        own = (
-            {}
-            if flags.get("pbt")
-            else {name: value for name, value in member.items() if name != "seed"}
-        )
-        alike.setdefault(json.dumps(own), []).append(index)
-    for own, indices in alike.items():
+        values = {name: value for name, value in member.items() if name != "seed"}
+        if flags.get("pbt"):
+            values = {}
+        alike.setdefault(json.dumps(values), []).append(index)
+    for values, indices in alike.items():
         seeds = [members[index]["seed"] for index in indices]
         try:
             part = log.of(indices, len(members))
@@ -171,7 +163,7 @@ def _parts(path: Path, metrics: Iterable[str]) -> Iterator[LoggedRun]:
         yield LoggedRun(
             path=path,
             algorithm=algorithm,
-            flags=flags | json.loads(own) | {"seed": seeds[0]},
+            flags=flags | json.loads(values) | {"seed": seeds[0]},
             seeds=seeds,
             log=part,
             checksum=checksum,
@@ -179,47 +171,73 @@ def _parts(path: Path, metrics: Iterable[str]) -> Iterator[LoggedRun]:
         )
 
 
+def _members_by_seed(flags: dict[str, Any]) -> list[dict[str, Any]]:
+    """Members of a run that differ in their seed only."""
+    first = flags.get("seed", 0)
+    count = flags.get("num_seeds", 1)
+    return [{"seed": seed} for seed in range(first, first + count)]
+
+
 def _codes(config: dict[str, Any]) -> tuple[str, ...]:
-    """The checksums of an algorithm's file in `config.json`, those before a resume too."""
+    """The checksums of the algorithm's file in `config.json`, including those before a resume."""
+    codes = [config.get("script_sha256")]
     earlier = config.get("earlier_scripts")
-    found = [config.get("script_sha256"), *(earlier if isinstance(earlier, list) else [])]
-    return tuple(str(code) for code in found if code)
+    if isinstance(earlier, list):
+        codes += earlier
+    return tuple(str(code) for code in codes if code)
 
 
 def once_each(runs: Iterable[LoggedRun]) -> tuple[list[LoggedRun], list[str]]:
-    """The runs without repetitions, and a note on each: same flags, seeds and metrics, and the same
-    state in the end.
+    """Leave out repetitions: runs with the same flags, seeds, metrics and final state.
 
     A repetition says nothing about other seeds, and would make intervals too narrow.
+
+    Returns:
+        The other runs, and a note on each repetition.
     """
     places: dict[str, int] = {}
     counted = []
     notes = []
     for run in runs:
-        logged = {
-            name: (one.steps.tolist(), one.values.tolist()) for name, one in run.log.series.items()
-        }
-        identity = [run.algorithm, run.flags["env"], run.meaning, run.seeds, run.checksum, logged]
-        name = json.dumps(identity, sort_keys=True)
-        if run.checksum and name in places:
-            first = counted[places[name]]
-            counted[places[name]] = first._replace(copies=(*first.copies, run.path))
+        identity = _identity(run)
+        if run.checksum and identity in places:
+            first = counted[places[identity]]
+            counted[places[identity]] = first._replace(copies=(*first.copies, run.path))
             notes.append(
                 f"{run.path}: equal to {first.path} in flags, seeds and result, counted once"
             )
         else:
-            places[name] = len(counted)
+            places[identity] = len(counted)
             counted.append(run)
     return counted, list(dict.fromkeys(notes))
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Which of the `known` names may have been meant; all of them where none is near."""
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known) or [
-        other for other in known if name and name in other
+def _identity(run: LoggedRun) -> str:
+    """Text that two runs share only if one repeats the other."""
+    logged = {
+        name: (series.steps.tolist(), series.values.tolist())
+        for name, series in run.log.series.items()
+    }
+    parts = [
+        run.algorithm,
+        run.flags["env"],
+        run.meaning,
+        run.seeds,
+        run.checksum,
+        logged,
     ]
-    return f"did you mean {' or '.join(near[:5])}?" if near else f"there are {', '.join(known)}"
+    return json.dumps(parts, sort_keys=True)
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """A hint at the `known` names that may have been meant; at all of them if none is near."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known)
+    if name and not near:
+        near = [candidate for candidate in known if name in candidate]
+    if near:
+        return f"did you mean {' or '.join(near[:5])}?"
+    return f"there are {', '.join(known)}"
 
 
 FLAGS_WITHOUT_EFFECT = {
@@ -232,143 +250,154 @@ FLAGS_WITHOUT_EFFECT = {
     "sharding",
     "gif",
     "tensorboard",
-}
-FLAGS_WITHOUT_EFFECT |= {
     "wandb",
     "log_interval",
     "eval_interval",
     "checkpoint_interval",
     "keep_checkpoints",
+    "keep_best",
+    "log_each",
 }
-FLAGS_WITHOUT_EFFECT |= {"keep_best", "log_each"}
 FLAGS_WITHOUT_EFFECT |= {name for name in ONE_TIME if name != "init_from"}
-"""Flags that decide nothing about what is learned, or are told apart anyway."""
+"""Flags that do not change what is learned, or that groups are told apart by anyway."""
 
 
 def group(runs: Iterable[LoggedRun], by: tuple[str, ...] = ()) -> list[Group]:
-    """Put runs together by environment, algorithm and the flags `by`; sorted, numbers as
-    numbers.
-    """
+    """Group runs by environment, algorithm and the flags `by`, and sort the groups."""
     groups: dict[str, Group] = {}
     for run in runs:
         variant = {name: run.flags[name] for name in by if name in run.flags}
-        one = Group(env=run.flags["env"], algorithm=run.algorithm, variant=variant, runs=[])
-        groups.setdefault(json.dumps(one), one).runs.append(run)
+        empty = Group(
+            env=run.flags["env"],
+            algorithm=run.algorithm,
+            variant=variant,
+            runs=[],
+        )
+        groups.setdefault(json.dumps(empty), empty).runs.append(run)
 
     def order(group: Group) -> tuple:
-        values = group.variant.values()
-        return (
-            group.env,
-            group.algorithm,
-            [(0, x, "") if is_number(x) else (1, 0.0, str(x)) for x in values],
-        )
+        values = [_sort_key(value) for value in group.variant.values()]
+        return group.env, group.algorithm, values
 
     return sorted(groups.values(), key=order)
 
 
+def _sort_key(value: Any) -> tuple:
+    """Order of a flag's values: numbers by size, then texts."""
+    return (0, value, "") if is_number(value) else (1, 0.0, str(value))
+
+
 def flag_text(value: Any) -> str:
-    """A flag's value as one writes it."""
+    """A flag's value as it is written on the command line."""
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return shortened(printable(text))
 
 
 def mixed_flags_notes(groups: Iterable[Group]) -> list[str]:
-    """Notes on groups whose runs are not repetitions of one experiment with different seeds."""
+    """Notes on groups whose runs differ in more than their seeds."""
     places = defaultdict(list)
     for group in groups:
-        if text := _pooled(group):
+        text = _mixed_flags_note(group)
+        if text:
             places[text].append(f"{group.label} in {group.env}")
     return [f"{_listed(names, '; ')}: {text}" for text, names in places.items()]
 
 
-def _pooled(group: Group) -> str:
-    """The note on one group; empty where there is nothing to say."""
-    if differing := sorted(_differing([run.meaning for run in group.runs])):
-        what = f"runs with different {', '.join(differing)} are put together"
-        return f"{what}, --by {differing[0]} tells them apart"
-    if len(codes := {code for run in group.runs for code in run.codes}) > 1:
+def _mixed_flags_note(group: Group) -> str:
+    """The note on one group; empty if its runs differ in their seeds only."""
+    differing = sorted(_differing([run.meaning for run in group.runs]))
+    if differing:
+        names = ", ".join(differing)
+        return f"runs with different {names} are put together, --by {differing[0]} tells them apart"
+    codes = {code for run in group.runs for code in run.codes}
+    if len(codes) > 1:
         return (
             f"runs of {len(codes)} versions of the algorithm's file are put together, "
             "which may learn differently"
         )
     counts = Counter(seed for run in group.runs for seed in run.seeds)
-    if twice := sorted(seed for seed, count in counts.items() if count > 1):
-        return (
-            f"seeds {_listed([str(seed) for seed in twice])} count more than once, so "
-            "intervals are too narrow"
-        )
+    repeated = sorted(seed for seed, count in counts.items() if count > 1)
+    if repeated:
+        seeds = _listed([str(seed) for seed in repeated])
+        return f"seeds {seeds} count more than once, so intervals are too narrow"
     return ""
 
 
 def side_by_side(groups: Iterable[Group]) -> list[str]:
-    """A note for each environment on the flags, but for those of --by, that differ between its
-    groups.
-    """
-    together = defaultdict(list)
+    """One note for each environment whose groups differ in flags other than those of --by."""
+    by_env = defaultdict(list)
     for group in groups:
-        together[group.env].append(group)
-    return [note for env, several in together.items() if (note := _side_by_side(env, several))]
+        by_env[group.env].append(group)
+    notes = [_side_by_side(env, several) for env, several in by_env.items()]
+    return [note for note in notes if note]
 
 
 def _side_by_side(env: str, groups: list[Group]) -> str:
+    """The note on one environment; empty if its groups do not differ."""
     meanings = [group.runs[0].meaning for group in groups]
     by = set().union(*(group.variant for group in groups))
     texts = []
     for name in sorted(_differing(meanings) - by):
-        having = defaultdict(list)
+        groups_with = defaultdict(list)
         for group, flags in zip(groups, meanings, strict=True):
-            having[flag_text(json.loads(flags[name]))].append(group)
-        values = " or ".join(
-            f"{value} ({_listed(_names(found, groups), '; ')})" for value, found in having.items()
-        )
-        texts.append(f"{name} {values}")
-    texts += _of_some(groups, meanings, by)
-    return f"{env}: side by side are different flags: {'; '.join(texts)}" if texts else ""
+            value = flag_text(json.loads(flags[name]))
+            groups_with[value].append(group)
+        values = [f"{value} ({_group_names(some, groups)})" for value, some in groups_with.items()]
+        texts.append(f"{name} {' or '.join(values)}")
+    texts += _flags_of_some(groups, meanings, by)
+    if not texts:
+        return ""
+    return f"{env}: side by side are different flags: {'; '.join(texts)}"
 
 
-MOST_OF_SOME = 3  # flags that only some of several algorithms have, as forks do; others have dozens
+# A fork has few flags that the original lacks; of different algorithms, dozens would be named
+MOST_FLAGS_OF_SOME = 3
 
 
-def _of_some(groups: list[Group], meanings: list[dict[str, str]], by: set[str]) -> list[str]:
-    """Such as `bonus 0.2 (my_ppo only)`, where algorithms have nearly the same flags."""
-    names = sorted(set().union(*meanings) - set.intersection(*map(set, meanings)) - by)
-    if len(names) > MOST_OF_SOME:
+def _flags_of_some(groups: list[Group], meanings: list[dict[str, str]], by: set[str]) -> list[str]:
+    """Flags that only some algorithms have, such as `bonus 0.2 (my_ppo only)`.
+
+    None are named where algorithms differ in many flags.
+    """
+    in_some = set().union(*meanings)
+    in_all = set.intersection(*map(set, meanings))
+    names = sorted(in_some - in_all - by)
+    if len(names) > MOST_FLAGS_OF_SOME:
         return []
     texts = []
     for name in names:
-        having = [group for group, flags in zip(groups, meanings, strict=True) if name in flags]
-        values = dict.fromkeys(
-            flag_text(json.loads(flags[name])) for flags in meanings if name in flags
-        )
-        texts.append(f"{name} {' or '.join(values)} ({_listed(_names(having, groups), '; ')} only)")
+        groups_with = []
+        values = {}
+        for group, flags in zip(groups, meanings, strict=True):
+            if name in flags:
+                groups_with.append(group)
+                values[flag_text(json.loads(flags[name]))] = True
+        texts.append(f"{name} {' or '.join(values)} ({_group_names(groups_with, groups)} only)")
     return texts
 
 
 def _differing(flags: Sequence[dict[str, str]]) -> set[str]:
-    """The names that all have, with more than one value."""
+    """Names of the flags that all runs have and that have more than one value."""
     names = set.intersection(*map(set, flags))
-    return {name for name in names if len({one[name] for one in flags}) > 1}
+    return {name for name in names if len({values[name] for values in flags}) > 1}
 
 
-def _names(some: list[Group], groups: list[Group]) -> list[str]:
-    """The labels of some groups, in short that of their algorithm where they are all groups that it
-    has.
-    """
-    names = []
+def _group_names(some: list[Group], groups: list[Group]) -> str:
+    """Labels of some groups, or the name of an algorithm if all of its groups are among them."""
+    names = {}
+    chosen = {id(group) for group in some}
     for group in some:
-        is_whole = all(
-            any(one is other for other in some)
-            for one in groups
-            if one.algorithm == group.algorithm
-        )
-        names.append(group.algorithm if is_whole else group.label)
-    return list(dict.fromkeys(names))
+        siblings = [sibling for sibling in groups if sibling.algorithm == group.algorithm]
+        is_whole = all(id(sibling) in chosen for sibling in siblings)
+        names[group.algorithm if is_whole else group.label] = True
+    return _listed(list(names), "; ")
 
 
 def _listed(names: Sequence[str], between: str = ", ") -> str:
-    """The names in one text, of many the first ones and how many more there are."""
-    more = f" and {len(names) - 3} more" if len(names) > 4 else ""
-    return between.join(names[:3] if more else names) + more
+    """The names in one text; if they are many, the first three and the number of the rest."""
+    if len(names) <= 4:
+        return between.join(names)
+    return f"{between.join(names[:3])} and {len(names) - 3} more"
 
 
 def say(notes: Iterable[str]) -> None:
@@ -377,45 +406,60 @@ def say(notes: Iterable[str]) -> None:
         print(f"note: {printable(note)}", file=sys.stderr)
 
 
-GRID = 400  # points of a curve at most; more than a picture can show
+GRID = 400  # most points of a curve; a picture cannot show more
 
 
 def align(
     logged: Sequence[Series], x: Literal["env_steps", "wall"] = "env_steps", hold: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Places [P] and the numbers of all seeds of all series there [S, P], interpolated linearly.
+    """Interpolate all seeds of all series linearly at the same places.
 
-    The places are those that any series has; GRID evenly spaced ones where they are more. A seed is
-    NaN before its first number and after its last one, which it keeps with `hold`.
+    The places are those of all series, or GRID evenly spaced ones if they are more.
+
+    Args:
+        logged: The series.
+        x: The horizontal axis.
+        hold: Keep the last number of a seed after its end, instead of NaN.
+
+    Returns:
+        The places [P], and the numbers [S, P]. A seed is NaN before its first number.
     """
-    ats = [one.steps if x == "env_steps" else one.wall for one in logged]
-    places = np.unique(np.concatenate([at[np.isfinite(at)] for at in ats]))
-    places = np.linspace(places[0], places[-1], GRID) if len(places) > GRID else places
-    rows = [
-        _interpolate(places, at, y, hold)
-        for at, one in zip(ats, logged, strict=True)
-        for y in one.values.T
-    ]
+    xs = [series.steps if x == "env_steps" else series.wall for series in logged]
+    finite = [places[np.isfinite(places)] for places in xs]
+    places = np.unique(np.concatenate(finite))
+    if len(places) > GRID:
+        places = np.linspace(places[0], places[-1], GRID)
+    rows = []
+    for at, series in zip(xs, logged, strict=True):
+        rows += [_interpolate(places, at, y, hold) for y in series.values.T]
     return places, np.stack(rows)
 
 
 def _interpolate(places: np.ndarray, x: np.ndarray, y: np.ndarray, hold: bool) -> np.ndarray:
-    # So that of equal places the last counts
-    there = np.flatnonzero(np.isfinite(x) & np.isfinite(y))[::-1]
-    if not len(there):
+    """Interpolate the finite points (x, y) linearly; at equal places the last one counts."""
+    finite = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+    if not len(finite):
         return np.full(len(places), np.nan)
-    at, first = np.unique(x[there], return_index=True)
-    return np.interp(places, at, y[there][first], np.nan, None if hold else np.nan)
+    backwards = finite[::-1]  # np.unique returns the first of equal places
+    at, first = np.unique(x[backwards], return_index=True)
+    values = y[backwards][first]
+    after = None if hold else np.nan
+    return np.interp(places, at, values, np.nan, after)
 
 
 def final_returns(log: Log) -> tuple[np.ndarray, bool]:
-    """Returns [S] of the last greedy evaluation, or of training where there is none; NaN without.
-    And which it is.
+    """Find the last return of each seed.
+
+    Returns:
+        The returns [S] of the last greedy evaluation, or of training if there was none, NaN where
+        nothing is known; and True if they are of training.
     """
     if EVALUATION in log.series:
         return log.series[EVALUATION].values[-1], False
     if TRAINING not in log.series:
         return np.full(1, math.nan), True
-    return np.array(
-        [[math.nan, *y[np.isfinite(y)]][-1] for y in log.series[TRAINING].values.T]
-    ), True
+    returns = []
+    for values in log.series[TRAINING].values.T:
+        finite = values[np.isfinite(values)]
+        returns.append(finite[-1] if len(finite) else math.nan)
+    return np.array(returns), True

@@ -1,7 +1,6 @@
-"""Numbers of an episode over its steps: observations, actions, reward and return, with ticks and a
-legend.
-"""
+"""Numbers of an episode over its steps: observations, actions, reward and return."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,20 +12,20 @@ from pmaprl.drawing.pictures import GREY, INK, Paint, font, shortened
 from pmaprl.envs import spaces
 from pmaprl.envs.spaces import Box, Space
 
-MOST_LINES = 8  # numbers of a group; more are drawn as shades instead of as lines
-LEFT = 66  # pixels: ticks, the episode, and names with what they are
-PLOT = 330
-RIGHT = 184
-TITLE = 22  # pixels above each group, and below the last one
-BOTTOM = 36
-TRACK = 38  # pixels of a track, of a lower one, and tracks that may be high
-LOW_TRACK = 30
-MOST_TRACKS = 8
-SHADES = 150  # pixels of a group that is drawn as shades
+MOST_LINES = 8  # numbers of a group that are drawn as lines; groups of more are shades
+LEFT = 66  # width of the ticks in pixels
+PLOT = 330  # width of the episode
+RIGHT = 184  # width of the legend
+TITLE = 22  # pixels above each group, for its title
+BOTTOM = 36  # pixels below the last group
+TRACK = 38  # height of a track
+LOW_TRACK = 30  # height of a track where there are many
+MOST_TRACKS = 8  # tracks that may have the full height
+SHADES = 150  # height of a group that is drawn as shades
 FILLED = 0.62  # share of a track's height that its line fills
-SIZE = 11  # pixels of texts
-NAMED = 13  # pixels from one name beside shades to the next, at least
-VALUE = 62  # pixels of a number beside its name
+SIZE = 11  # height of texts in pixels
+NAMED = 13  # least pixels between two names beside shades
+VALUE = 62  # width of a number beside its name
 DPI = 100  # pixels per inch, by which matplotlib counts
 BLUES = "Blues"  # matplotlib's name of the shades
 
@@ -37,8 +36,8 @@ class Track(NamedTuple):
     name: str
     values: np.ndarray  # [T + 1]: before the first step and after each one; NaN where there is none
     low: float  # end of its axis
-    high: float  # likewise
-    of_steps: bool = False  # whether a value belongs to the step that led there
+    high: float  # other end of its axis
+    of_steps: bool = False  # True if a value belongs to the step before it, as a reward does
 
 
 class Group(NamedTuple):
@@ -53,15 +52,15 @@ class Group(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A group, and the pixels of a picture that it fills."""
+    """A group and its place in the picture, in pixels."""
 
     group: Group
     top: int
     height: int
-    colors: list[str]  # of its tracks, where they are lines
+    colors: list[str]  # colours of its tracks; empty for shades
 
     def middle(self, index: int) -> float:
-        """The height at which a track is."""
+        """Vertical place of a track's middle."""
         return self.top + (index + 0.5) * self.height / len(self.group.tracks)
 
 
@@ -71,88 +70,110 @@ def groups_of(
     action_space: Space,
     names_for: Callable[[int], Sequence[str]],
 ) -> list[Group]:
-    """All numbers of a `Recording`.
+    """Gather all numbers of a `Recording`.
 
     Args:
       recording: the episode.
-      observed: of each part of its observations the name, the leaf of the space, and the numbers [T
-          + 1, ...].
-      action_space: the environment's.
+      observed: name, leaf of the space and numbers [T + 1, ...] of each part of the observations.
+      action_space: the action space of the environment.
       names_for: gives the names of so many numbers of an observation, or none.
     """
-    obs = [track for name, leaf, x in observed for track in _tracks("obs", name, leaf, x)]
-    if names := names_for(len(obs)):
+    obs = []
+    for name, leaf, values in observed:
+        obs += _tracks("obs", name, leaf, values)
+    names = names_for(len(obs))
+    if names:
         obs = [track._replace(name=name) for track, name in zip(obs, names, strict=True)]
     steps = len(recording.rewards)
-    taken = spaces.clip(recording.actions, action_space, (steps,), np)
-    acted = spaces.leaves(action_space, taken)
-    action = [
-        _after_steps(track) for name, leaf, x in acted for track in _tracks("action", name, leaf, x)
+    clipped = spaces.clip(recording.actions, action_space, (steps,), np)
+    actions = []
+    for name, leaf, values in spaces.leaves(action_space, clipped):
+        tracks = _tracks("action", name, leaf, values)
+        actions += [_after_steps(track) for track in tracks]
+    reward = _after_steps(_track("reward", recording.rewards))
+    returns = _track("return", np.cumsum([0.0, *recording.rewards]))
+    groups = [
+        Group("observations", obs),
+        Group("actions", actions),
+        Group("rewards", [reward, returns]),
     ]
-    returns = np.cumsum([0.0, *recording.rewards])
-    reward = [_after_steps(_track("reward", recording.rewards)), _track("return", returns)]
-    groups = Group("observations", obs), Group("actions", action), Group("rewards", reward)
     return [group for group in groups if group.tracks]
 
 
 def _tracks(kind: str, name: str, leaf: spaces.Leaf, values: np.ndarray) -> list[Track]:
-    """Tracks of the numbers [T, ...] of a leaf with this name, which may be empty, or the place in
-    a tuple.
+    """One track for each number of a leaf.
+
+    Args:
+      kind: "obs" or "action".
+      name: the name of the leaf; may be empty, or an index in a tuple.
+      leaf: its space.
+      values: its numbers [T, ...].
     """
     flat = np.reshape(values, (len(values), -1)).astype(float)
     indices = [",".join(map(str, index)) for index in np.ndindex(*values.shape[1:])]
     if not any(map(str.isalpha, name)):
         name = f"{kind} {name}".rstrip()
     between = ", " if name[-1:].isdigit() else " "
-    named = [name] if len(indices) == 1 else [f"{name}{between}{index}" for index in indices]
-    tracks = [_track(label, x) for label, x in zip(named, flat.T, strict=True)]
+    labels = [f"{name}{between}{index}" for index in indices]
+    if len(labels) == 1:
+        labels = [name]
+    tracks = [_track(label, numbers) for label, numbers in zip(labels, flat.T, strict=True)]
     if isinstance(leaf, Box):
         return tracks
     return [
-        track._replace(low=0.0, high=n - 1.0) for track, n in zip(tracks, leaf.nvec, strict=True)
+        track._replace(low=0.0, high=count - 1.0)
+        for track, count in zip(tracks, leaf.nvec, strict=True)
     ]
 
 
 def _track(name: str, values: np.ndarray) -> Track:
-    """A track as high as what is finite of it."""
+    """A track whose axis spans its finite values."""
     numbers = np.asarray(values, float)
     finite = numbers[np.isfinite(numbers)]
-    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
-    return Track(name=name, values=numbers, low=low, high=high)
+    return Track(
+        name=name,
+        values=numbers,
+        low=float(finite.min()) if len(finite) else 0.0,
+        high=float(finite.max()) if len(finite) else 0.0,
+    )
 
 
 def _after_steps(track: Track) -> Track:
-    """The same numbers [T], each after its step."""
-    return track._replace(values=np.concatenate([[np.nan], track.values]), of_steps=True)
+    """Move the numbers [T] of steps to the places [T + 1] after them."""
+    values = np.concatenate([[np.nan], track.values])
+    return track._replace(values=values, of_steps=True)
 
 
 def paint_tracks(groups: list[Group]) -> Paint:
-    """Pictures of tracks over the steps, each in its own range, with a mark that moves along.
+    """Paint tracks over the steps, each in its own range, with a mark that moves along.
 
-    Beside each stands its name and what it is at the mark. Groups of many are drawn as shades, from
-    the lowest to the highest value of each number.
+    The name of a track and its value at the mark stand beside it. Groups of many tracks are drawn
+    as shades, from the lowest to the highest value of each number.
     """
     placed = _placed(groups)
     length = len(groups[0].tracks[0].values) - 1
     background = _background(placed, length)
+    right = LEFT + PLOT + RIGHT - 8
+    letters = font(SIZE)
 
     def paint(step: int) -> Image.Image:
         picture = background.copy()
         canvas = ImageDraw.Draw(picture)
         x = LEFT + (step + 0.5) / (length + 1) * PLOT
         for place in placed:
-            canvas.line([(x, place.top), (x, place.top + place.height)], INK, 2)
+            bottom = place.top + place.height
+            canvas.line([(x, place.top), (x, bottom)], INK, 2)
             for index in range(len(place.colors)):
-                text = f"{place.group.tracks[index].values[step]:.4g}".replace("nan", "-")
-                right = LEFT + PLOT + RIGHT - 8
-                canvas.text((right, place.middle(index)), text, INK, font(SIZE), anchor="rm")
+                value = place.group.tracks[index].values[step]
+                text = f"{value:.4g}".replace("nan", "-")
+                canvas.text((right, place.middle(index)), text, INK, letters, anchor="rm")
         return picture
 
     return paint
 
 
 def _placed(groups: list[Group]) -> list[Placed]:
-    """The groups, one below the other."""
+    """Place the groups one below the other."""
     lines = sum(len(group.tracks) for group in groups if not group.in_shades)
     track = TRACK if lines <= MOST_TRACKS else LOW_TRACK
     placed = []
@@ -169,7 +190,7 @@ def _placed(groups: list[Group]) -> list[Placed]:
 
 
 def _background(placed: list[Placed], length: int) -> Image.Image:
-    """All that stays as it is while the mark moves."""
+    """Draw everything but the mark and the values beside it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -179,15 +200,25 @@ def _background(placed: list[Placed], length: int) -> Image.Image:
     canvas = FigureCanvasAgg(figure)
     for place in placed:
         bottom = height - place.top - place.height
-        axes = figure.add_axes((LEFT / width, bottom / height, PLOT / width, place.height / height))
-        (_plot_shades if place.group.in_shades else _plot_lines)(axes, place)
+        rectangle = (
+            LEFT / width,
+            bottom / height,
+            PLOT / width,
+            place.height / height,
+        )
+        axes = figure.add_axes(rectangle)
+        if place.group.in_shades:
+            _plot_shades(axes, place)
+        else:
+            _plot_lines(axes, place)
         axes.set_xlim(-0.5, length + 0.5)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.tick_params(labelsize=7, length=3, pad=2, labelbottom=place is placed[-1])
         axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("step", fontsize=8, labelpad=1)
     canvas.draw()
-    image = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy())
+    pixels = np.asarray(canvas.buffer_rgba())
+    image = Image.fromarray(pixels[..., :3].copy())
     for place in placed:
         _write_legend(ImageDraw.Draw(image), place)
     return image
@@ -199,72 +230,85 @@ def _plot_lines(axes: Any, place: Placed) -> None:
     for index, track in enumerate(place.group.tracks):
         low = (1 - FILLED) / 2 - index - 1
         spread = track.high - track.low
-        shares = (
-            (track.values - track.low) / spread
-            if spread
-            else np.where(np.isnan(track.values), np.nan, 0.5)
-        )
-        shares = np.where(np.isfinite(shares), shares, np.nan)
-        steps = np.arange(len(shares))
-        style = "steps-pre" if track.of_steps else "default"
-        marker = "." if np.isfinite(shares).sum() == 1 else ""  # one point has no line
-        color = place.colors[index]
+        if spread:
+            shares = (track.values - track.low) / spread
+            ticks[low] = f"{track.low:.3g}"
+            ticks[low + FILLED] = f"{track.high:.3g}"
+        else:
+            shares = np.where(np.isnan(track.values), np.nan, 0.5)
+            ticks[low + FILLED / 2] = f"{track.low:.3g}"
+        is_finite = np.isfinite(shares)
+        heights = low + FILLED * np.where(is_finite, shares, np.nan)
         axes.plot(
-            steps, low + FILLED * shares, color, drawstyle=style, marker=marker, linewidth=1.4
+            np.arange(len(heights)),
+            heights,
+            place.colors[index],
+            drawstyle="steps-pre" if track.of_steps else "default",
+            marker="." if is_finite.sum() == 1 else "",  # one point has no line
+            linewidth=1.4,
         )
-        ends = (
-            {low: track.low, low + FILLED: track.high} if spread else {low + FILLED / 2: track.low}
-        )
-        ticks |= {at: f"{end:.3g}" for at, end in ends.items()}
         axes.axhline(-index, color="#D9DDE2", linewidth=0.6)
     axes.set_ylim(-len(place.group.tracks), 0)
     axes.set_yticks(list(ticks), list(ticks.values()))
 
 
 def _plot_shades(axes: Any, place: Placed) -> None:
-    """Draw numbers below each other as shades, with ticks at some of their places."""
+    """Draw numbers below each other as shades, with a tick beside each name."""
     tracks = place.group.tracks
     values = np.stack([track.values for track in tracks])
-    low, high = (
-        np.array([getattr(track, end) for track in tracks])[:, None] for end in ("low", "high")
+    low = np.array([[track.low] for track in tracks])
+    high = np.array([[track.high] for track in tracks])
+    spread = np.maximum(high - low, 1e-30)
+    shares = np.ma.masked_invalid((values - low) / spread)
+    axes.imshow(
+        shares,
+        BLUES,
+        aspect="auto",
+        interpolation="nearest",
+        vmin=0,
+        vmax=1,
     )
-    shares = np.ma.masked_invalid((values - low) / np.maximum(high - low, 1e-30))
-    axes.imshow(shares, BLUES, aspect="auto", interpolation="nearest", vmin=0, vmax=1)
     axes.set_yticks(_rows_with_names(tracks))
 
 
 def _rows_with_names(tracks: list[Track]) -> list[int]:
-    """Those of the numbers in shades beside which there is room for a name."""
-    return list(range(0, len(tracks), -(-len(tracks) * NAMED // SHADES)))
+    """Indices of the tracks in shades beside which there is room for a name."""
+    stride = math.ceil(len(tracks) * NAMED / SHADES)
+    return list(range(0, len(tracks), stride))
 
 
 def _write_legend(canvas: ImageDraw.ImageDraw, place: Placed) -> None:
-    """Write the group's title, and what its colours are."""
+    """Write the group's title and its names, with a sample of each colour."""
     left = LEFT + PLOT + 8
+    right = LEFT + PLOT + RIGHT - 8
     above = place.top - TITLE / 2
     tracks = place.group.tracks
+    letters = font(SIZE)
     canvas.text((LEFT, above), place.group.title, INK, font(12), anchor="lm")
     if place.group.in_shades:
         _write_shades(canvas, left, above)
         for index in _rows_with_names(tracks):
             name = shortened(tracks[index].name, RIGHT - 16, SIZE)
-            canvas.text((left, place.middle(index)), name, INK, font(SIZE), anchor="lm")
+            canvas.text((left, place.middle(index)), name, INK, letters, anchor="lm")
         return
-    canvas.text((LEFT + PLOT + RIGHT - 8, above), "now", GREY, font(SIZE), anchor="rm")
+    canvas.text((right, above), "now", GREY, letters, anchor="rm")
     for index, color in enumerate(place.colors):
         y = place.middle(index)
         canvas.line([(left, y), (left + 14, y)], color, 3)
         name = shortened(tracks[index].name, RIGHT - VALUE - 34, SIZE)
-        canvas.text((left + 20, y), name, INK, font(SIZE), anchor="lm")
+        canvas.text((left + 20, y), name, INK, letters, anchor="lm")
 
 
 def _write_shades(canvas: ImageDraw.ImageDraw, left: float, middle: float) -> None:
-    """Write the ends of the shades and what is between them."""
+    """Write the scale of the shades, with its ends."""
     import matplotlib
 
-    shades = matplotlib.colormaps[BLUES](np.linspace(0, 1, 60), bytes=True)[:, :3].tolist()
-    canvas.text((left, middle), "lowest", INK, font(SIZE), anchor="lm")
+    scale = np.linspace(0, 1, 60)
+    colors = matplotlib.colormaps[BLUES](scale, bytes=True)[:, :3]
+    letters = font(SIZE)
+    canvas.text((left, middle), "lowest", INK, letters, anchor="lm")
     start = left + 44
-    for offset, color in enumerate(shades):
-        canvas.line([(start + offset, middle - 5), (start + offset, middle + 5)], tuple(color))
-    canvas.text((start + 66, middle), "highest", INK, font(SIZE), anchor="lm")
+    for offset, color in enumerate(colors.tolist()):
+        x = start + offset
+        canvas.line([(x, middle - 5), (x, middle + 5)], tuple(color))
+    canvas.text((start + 66, middle), "highest", INK, letters, anchor="lm")

@@ -1,4 +1,4 @@
-"""A user's own environment: an object, or `package.module:factory`, written as gymnax's are.
+"""A user's own environment: an object, or `package.module:factory`, with gymnax's interface.
 
 `reset(key, params)` returns (observation, state), and `step(key, state, action, params)` returns
 (observation, state, reward, terminated, truncated, info), resets by itself in the same step, and
@@ -27,8 +27,9 @@ from pmaprl.envs.variation import with_draws
 
 
 class GymnaxStyleEnv(Env):
-    """An environment that steps in `step_env`, and leaves `step` to gymnax, or one that
-    `resets_itself`.
+    """An environment with gymnax's interface.
+
+    It steps in `step_env`, and leaves `step` to gymnax, or it `resets_itself`.
     """
 
     shows_numbers = True
@@ -67,54 +68,64 @@ class GymnaxStyleEnv(Env):
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         if not self.resets_itself:
             return super().step(key, state, action)
-        outputs = self.inner.step(key, state, spaces.clip(action, self.action_space), self.params)
+        clipped = spaces.clip(action, self.action_space)
+        outputs = self.inner.step(key, state, clipped, self.params)
         if len(outputs) != 6:
-            what = (
-                "the 6 of gymnax >= 1.0 (observation, state, reward, terminated, truncated, info)"
-            )
             raise UsageError(
-                f"environment {self.name}: step returned {len(outputs)} values instead of {what}"
+                f"environment {self.name}: step returned {len(outputs)} values instead of the 6 of "
+                "gymnax >= 1.0 (observation, state, reward, terminated, truncated, info)"
             )
-        if not isinstance(outputs[5], Mapping):
+        obs, next_state, reward, terminated, truncated, info = outputs
+        if not isinstance(info, Mapping):
             raise UsageError(
-                f"environment {self.name}: step returned {outputs[5]!r} as info, not a dictionary"
+                f"environment {self.name}: step returned {info!r} as info, not a dictionary"
             )
-        if "final_observation" not in outputs[5]:
+        if "final_observation" not in info:
             raise UsageError(
                 f'environment {self.name}: step left no "final_observation" in its info'
             )
-        out = self.checked(Step(*outputs))
-        final_obs = self.checked_obs("final_obs", outputs[5]["final_observation"])
-        # Nobody but the environment knows the state in which an episode ended
+        out = Step(
+            obs=obs,
+            state=next_state,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            info=info,
+        )
+        out = self.checked(out)
+        final_obs = self.checked_obs("final_obs", info["final_observation"])
+        # Only the environment itself knows the state in which an episode ended
         final_state = select(out.terminated | out.truncated, state, out.state)
         return out._replace(final_obs=final_obs, final_state=final_state)
 
     def frame(self, state: Any) -> Any:
         if callable(getattr(self.inner, "frame", None)):
             return self.inner.frame(state, self.params)
-        # By name, as the registry loads suites
+        # By name, as the registry loads suites, which import this room
         scenes = importlib.import_module("pmaprl.suites.tools.scenes")
         return scenes.frame(self.inner, self.params, state)
 
     @property
     def numbers(self) -> dict[str, float]:
-        fields = _fields(self.params).items()
-        numbers = {
-            name: x for name, x in fields if isinstance(x, int | float) and not isinstance(x, bool)
-        }
-        return {name: x for name, x in numbers.items() if self._keeps_actions(name, x + abs(x) + 1)}
+        numbers = {}
+        for name, value in _fields(self.params).items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and self._keeps_actions(name, value + abs(value) + 1):
+                numbers[name] = value
+        return numbers
 
     def with_numbers(self, numbers: dict[str, jax.Array]) -> Env:
         other = copy.copy(self)
-        whole = {name for name in numbers if isinstance(getattr(self.params, name), int)}
-        numbers = {
-            name: jnp.round(x).astype(int) if name in whole else x for name, x in numbers.items()
-        }
-        other.params = self.params.replace(**numbers)
+        values = {}
+        for name, value in numbers.items():
+            if isinstance(getattr(self.params, name), int):
+                value = jnp.round(value).astype(int)
+            values[name] = value
+        other.params = self.params.replace(**values)
         return other
 
     def _keeps_actions(self, name: str, value: float) -> bool:
-        """Whether the action space stays the same with another value of a parameter."""
+        """True if the action space stays the same with another value of a parameter."""
         actions = self.inner.action_space(self.params.replace(**{name: value}))
         actions = spaces.convert(actions, "action space")
         return self.spec._replace(action_space=actions).to_json() == self.spec.to_json()
@@ -128,21 +139,19 @@ def _time_limit(name: str, limit: Any) -> int:
 
 
 class UserEnv(GymnaxStyleEnv):
-    """An environment that nobody but its author has tried."""
+    """A user's environment, which is checked more strictly than those of suites."""
 
     is_of_user = True
 
 
 def has_own_step(inner: Any) -> bool:
-    """Whether an environment does not leave `step`, and resets with it, to gymnax's
-    `Environment`.
-    """
+    """True if an environment has a `step` of its own, instead of that of gymnax's `Environment`."""
     owner = next((kind for kind in type(inner).__mro__ if "step" in vars(kind)), None)
     return getattr(owner, "__module__", "") != "gymnax.environments.environment"
 
 
 def replaced(name: str, params: Any, env_params: dict[str, Any]) -> Any:
-    """`params` with what `env_params` change of it."""
+    """Replace some values of `params` by those of `env_params`."""
     changes = changed_params(name, settable(_fields(params)), env_params)
     return params.replace(**changes) if changes else params
 
@@ -152,11 +161,16 @@ def _fields(params: Any) -> dict[str, Any]:
 
 
 def wrap(environment: Any, env_params: str = "") -> Env:
-    """An `Env` from a gymnax-style environment, or from a pair (environment, parameters); an `Env`
-    stays as it is.
+    """Make an `Env` from a user's environment.
 
-    `env_params` is as for `make` of the registry. Raises UsageError where an `Env` would have to
-    change by it, and where the environment lacks a part of the interface.
+    Args:
+        environment: a gymnax-style environment, or a pair (environment, parameters); an `Env` stays
+            as it is.
+        env_params: a JSON object of parameters to replace, as for `make` of the registry.
+
+    Raises:
+        UsageError: the environment lacks a part of the interface, or `env_params` would have to
+            change an `Env`.
     """
     if not isinstance(environment, Env):
         return with_draws(partial(_adapt, environment, ""), env_params)
@@ -168,7 +182,11 @@ def wrap(environment: Any, env_params: str = "") -> Env:
 
 
 def make(path: str, env_params: dict[str, Any]) -> Env:
-    """What the factory called `path`, such as `package.module:factory`, returns."""
+    """Make the environment of a factory called `path`, such as `package.module:factory`.
+
+    Raises:
+        UsageError: the factory cannot be imported, or what it returns cannot be used.
+    """
     module, factory = path.rsplit(":", 1)
     try:
         made = getattr(importlib.import_module(module), factory)()
@@ -186,25 +204,29 @@ def make(path: str, env_params: dict[str, Any]) -> Env:
 
 
 def _adapt(made: Any, name: str, env_params: dict[str, Any]) -> Env:
-    """An `Env` called `name`, or as it calls itself, from an environment or a pair (environment,
-    parameters).
+    """Make an `Env` from an environment, or from a pair (environment, parameters).
+
+    Args:
+        made: the environment or pair.
+        name: its name; "": as it calls itself.
+        env_params: parameters to replace.
     """
-    inner, *params = made if isinstance(made, tuple) and len(made) == 2 else (made,)
-    what = f"environment {name}: " if name else ""
+    is_pair = isinstance(made, tuple) and len(made) == 2
+    inner = made[0] if is_pair else made
+    prefix = f"environment {name}: " if name else ""
     if isinstance(inner, type):
         raise UsageError(
-            f"{what}{inner.__name__} is a class, not an environment: return {inner.__name__}()"
+            f"{prefix}{inner.__name__} is a class, not an environment: return {inner.__name__}()"
         )
-    if not (
-        hasattr(inner, "reset")
-        and hasattr(inner, "step")
-        and (params or hasattr(inner, "default_params"))
-    ):
+    has_methods = hasattr(inner, "reset") and hasattr(inner, "step")
+    has_params = is_pair or hasattr(inner, "default_params")
+    if not has_methods or not has_params:
         raise UsageError(
-            f"{what}{made!r} is neither a gymnax-style environment nor a pair (environment, "
+            f"{prefix}{made!r} is neither a gymnax-style environment nor a pair (environment, "
             "parameters)"
         )
     name = name or getattr(inner, "name", type(inner).__name__)
-    params = replaced(name, params[0] if params else inner.default_params, env_params)
+    params = made[1] if is_pair else inner.default_params
+    params = replaced(name, params, env_params)
     with readable_errors(f"environment {name} cannot be used as a gymnax environment"):
         return UserEnv(name, inner, params, resets_itself=has_own_step(inner))

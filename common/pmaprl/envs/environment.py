@@ -1,21 +1,18 @@
-"""Environments that step on the device. Whoever adds a suite of them derives a class from `Env`, as
-described here.
+"""Environments that step on the device, and the contract of their suites.
 
 `Env` is one environment as pure functions of a single instance; algorithms `vmap` and compile them.
-A class of a suite gives two of them, and `Env` does the rest: types, bounds of actions, checks, and
-resets.
+A suite derives a class from it, with two functions, and `Env` does the rest: types, bounds of
+actions, checks, and resets.
 
 - `begin(key)` returns the first observation of an episode and its state. An observation is one
-  array, always of the same shape and dtype, numbers, bytes or bools; or a dictionary or tuple of
-  such, as its space is. A state is any pytree of arrays, typed keys and Python numbers.
-- `advance(key, state, action)` returns a `Step`, without a reset. The action is an integer [] where
-  the space is Discrete, integers [A] where it is MultiDiscrete, and floats in shape and bounds
-  where it is a Box.
+  array of numbers, bytes or bools, always of the same shape and dtype; or a dictionary or tuple of
+  arrays, like its space. A state is any pytree of arrays, typed keys and Python numbers.
+- `advance(key, state, action)` returns a `Step`, without a reset. The action is an integer [] in a
+  Discrete space, integers [A] in a MultiDiscrete one, and floats in shape and bounds of a Box.
 - A suite without a time limit of its own gets one here: count the steps in the state, up to
   `declared_steps`, the constructor's `max_steps`, which otherwise only bounds the episodes of an
   evaluation.
-- A suite that can only step and reset in one gives `step` instead of `advance`, as `custom.py`
-  does.
+- A suite that can only step and reset at once has `step` instead of `advance`, as `custom.py` does.
 
 A complete module for a suite called pond, whose states know neither time limits nor resets:
 
@@ -29,17 +26,27 @@ A complete module for a suite called pond, whose states know neither time limits
     class SuiteEnv(Env):
         def __init__(self, name, env_id, env_params):
             pond = import_package("pond")
-            inner = pond.create(env_id, **changed_params(name, settable(pond.Pond), env_params))
-            observed, acted = box((inner.obs_size,)), Discrete(inner.num_actions)
-            super().__init__(name, inner, observed, acted, max_steps=1_000)
+            params = changed_params(name, settable(pond.Pond), env_params)
+            inner = pond.create(env_id, **params)
+            observations = box((inner.obs_size,))
+            actions = Discrete(inner.num_actions)
+            super().__init__(name, inner, observations, actions, max_steps=1_000)
 
         def begin(self, key):
             pond = self.inner.reset(key)
             return pond.obs, (pond, 0)
 
         def advance(self, key, state, action):
-            pond, time = self.inner.step(state[0], action), state[1] + 1
-            return Step(pond.obs, (pond, time), pond.reward, pond.done, time >= self.declared_steps)
+            pond, time = state
+            pond = self.inner.step(pond, action)
+            time = time + 1
+            return Step(
+                obs=pond.obs,
+                state=(pond, time),
+                reward=pond.reward,
+                terminated=pond.done,
+                truncated=time >= self.declared_steps,
+            )
 """
 
 from collections.abc import Callable, Mapping
@@ -61,63 +68,66 @@ LONGEST_HORIZON = 27_000  # an evaluation has to end, whatever an environment de
 
 
 class Step(NamedTuple):
-    """One step of one environment: of `advance` without a reset, of `Env.step` with one where it
-    ended an episode.
+    """One step of one environment.
+
+    `advance` returns it without a reset, and `Env.step` with one if the step ended an episode.
     """
 
     obs: Any  # the true next observation; after a reset the first one of the next episode
-    state: Any  # likewise
-    reward: jax.Array  # [], any number; of `Env.step` float32
+    state: Any  # the next state; after a reset the first one of the next episode
+    reward: jax.Array  # [] any number; float32 from `Env.step`
     # [] bool: over by its own rules, truncated or not; nothing follows, no value is bootstrapped
     terminated: jax.Array
     # [] bool: cut by a time limit; the value of the true next observation stands for the rest
     truncated: jax.Array
-    # A dictionary, in which numbers [] are for --log-info, but NaN; of `Env.step` what is `logged`
+    # Dictionary whose finite numbers [] are for --log-info; from `Env.step` only the logged ones
     info: Any = None
-    final_obs: Any = None  # of `Env.step` the true next observation, never that of a reset
-    # The true next state; the one before where only the environment's own reset knows it
+    final_obs: Any = None  # from `Env.step` the true next observation, never that of a reset
+    # True next state; the state before it if only the environment's own reset knows it
     final_state: Any = None
 
     def continued(self, obs: Any, state: Any) -> "Step":
-        """A step without a reset, which goes on with these: those of a reset where an episode
-        ended.
-        """
+        """Continue after a step without a reset from these values, which a reset may give."""
         return self._replace(obs=obs, state=state, final_obs=self.obs, final_state=self.state)
 
 
 class Env:
-    """One environment: pure functions of a single instance, to be vmapped. See the module's
-    text.
+    """One environment: pure functions of a single instance, to be vmapped.
+
+    The text of the module says how a suite derives from it.
     """
 
-    # Whether a reset is so few sums that an accelerator had better compute one in every step
-    cheap_reset = False
-    resets_itself = False  # whether there is no `advance`, but a `step` with the reset in it
-    # Whether types that a step cuts to those of a reset are refused; suites are known to be right
+    cheap_reset = False  # True: an accelerator computes a reset in every step, which is faster
+    resets_itself = False  # True: it has no `advance`, but a `step` that includes the reset
+    # True: refuse types that a step would cut to those of a reset; suites are known to be right
     is_of_user = False
-    # Whether there are other players, as `against` says, and returns above 0 are games won
-    is_game = False
-    # Where several act for one reward: whose of them each component of an action is
+    is_game = False  # True: it has other players, see `against`, and a return above 0 is a win
+    # In teams with one reward: the agent that owns each action component
     agents: tuple[int, ...] = ()
-    # Parameters that `with_numbers` can change, and what they are
+    # Parameters that `with_numbers` can change, and their values
     numbers: Mapping[str, float] = {}
-    # Of the numbers of an observation, or of the channels of a map, for pictures
+    # Names of an observation's numbers, or of a map's channels, for pictures
     obs_names: tuple[str, ...] = ()
-    # Whether a `frame` depends on its `numbers`, such as the length of a pole
-    shows_numbers = False
-    info_numbers: tuple[str, ...] = ()  # the entries of its `info` that are numbers
-    # By metric, the entry of `info`; None is each of `info_numbers`
+    shows_numbers = False  # True: a `frame` depends on `numbers`, such as the length of a pole
+    info_numbers: tuple[str, ...] = ()  # entries of its `info` that are numbers
+    # Entries of `info` that a step returns, by metric; None: all of `info_numbers`
     logged: dict[str, str] | None = None
 
     def __init__(
         self, name: str, inner: Any, observation_space: Any, action_space: Any, max_steps: int = 0
     ):
-        """`name` is what the user calls it, `inner` the suite's own object. Spaces may be gymnax's
-        or gymnasium's too.
+        """Check an environment by tracing `begin` and `advance`.
 
-        `max_steps` bounds an episode of an evaluation; 0 where nothing is known. `begin` and
-        `advance` are traced here. Raises UsageError or ValueError where spaces or what they return
-        do not fit.
+        Args:
+            name: the user's name for it.
+            inner: the suite's own object.
+            observation_space: a space of ours, gymnax's or gymnasium's.
+            action_space: a space of ours, gymnax's or gymnasium's.
+            max_steps: bounds an episode of an evaluation, in steps; 0: nothing is known.
+
+        Raises:
+            UsageError: `begin` or `advance` returns something that does not fit.
+            ValueError: a space is not supported.
         """
         self.name = name
         self.inner = inner
@@ -134,27 +144,47 @@ class Env:
         self.logged = {}
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
-        """First observation and state of an episode: what a suite gives."""
+        """Begin an episode. A suite defines this.
+
+        Args:
+            key: a random key.
+
+        Returns:
+            The first observation and state.
+        """
         raise NotImplementedError
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
-        """One step without a reset: what a suite gives."""
+        """Step without a reset. A suite defines this.
+
+        Args:
+            key: a random key.
+            state: the state of `begin` or of the step before.
+            action: [] or [A] integers, or floats in shape and bounds of a Box.
+        """
         raise NotImplementedError
 
     def frame(self, state: Any) -> np.ndarray | None:
-        """A picture [H, W, 3] of a state on the host, bytes, by the suite's own renderer; None
-        where it has none.
+        """Draw a state by the suite's own renderer.
+
+        Args:
+            state: a state on the host.
+
+        Returns:
+            A picture [H, W, 3] in bytes; None if the suite has no renderer.
         """
         return None
 
     def against(self, opponent: Callable[[jax.Array, Any], jax.Array]) -> "Env":
-        """The same game with others who act by `opponent`, of a key and an observation; before,
-        they act at random.
+        """The same game with other players, who would act at random.
+
+        Args:
+            opponent: a function of a key and an observation that returns an action.
         """
         raise NotImplementedError
 
     def with_numbers(self, numbers: dict[str, jax.Array]) -> "Env":
-        """The same with other values, arrays [], of some of its `numbers`."""
+        """The same environment with other values [] of some of its `numbers`."""
         raise NotImplementedError
 
     @property
@@ -167,90 +197,122 @@ class Env:
         )
 
     def reset(self, key: jax.Array) -> tuple[Any, Any]:
-        """First observation and state of an episode."""
-        # Python numbers in the state become strongly typed, as they are after a step
+        """Begin an episode.
+
+        Args:
+            key: a random key.
+
+        Returns:
+            The first observation and state.
+        """
         obs, state = self.begin(key)
-        told = f"environment {self.name}: reset returned"
-        return jax.tree.map(
-            lambda x: as_type(x, jnp.result_type(x), told), (spaces.plain(obs), state)
-        )
+        returned = f"environment {self.name}: reset returned"
+
+        def typed(x: Any) -> jax.Array:
+            # Python numbers in the state become strongly typed, as they are after a step
+            return as_type(x, jnp.result_type(x), returned)
+
+        return jax.tree.map(typed, (spaces.plain(obs), state))
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
-        """One step, with the reset included where it ended the episode. Box actions may come flat,
-        and are clipped.
+        """Step, and reset if that ends the episode.
+
+        Args:
+            key: a random key.
+            state: the state of `reset` or of the step before.
+            action: [] or [A]; actions of a Box may be flat, and are clipped.
         """
         advance_key, reset_key = jax.random.split(key)
         reached = self.advance_checked(advance_key, state, action)
         over = reached.terminated | reached.truncated
-        return reached.continued(*select(over, self.reset(reset_key), (reached.obs, reached.state)))
+        begun = self.reset(reset_key)
+        obs, state = select(over, begun, (reached.obs, reached.state))
+        return reached.continued(obs, state)
 
     def advance_checked(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
-        """One step without a reset, in the dtypes of `reset` and `Step`. Box actions may come flat,
-        and are clipped.
+        """Step without a reset, in the dtypes of `reset` and `Step`.
+
+        Args:
+            key: a random key.
+            state: the state of `reset` or of the step before.
+            action: [] or [A]; actions of a Box may be flat, and are clipped.
         """
-        return self.checked(self.advance(key, state, spaces.clip(action, self.action_space)))
+        clipped = spaces.clip(action, self.action_space)
+        return self.checked(self.advance(key, state, clipped))
 
     def checked(self, reached: Step) -> Step:
-        """The same in the dtypes of `reset` and `Step`. Raises UsageError where a shape or a type
-        is wrong.
+        """Convert a step to the dtypes of `reset` and `Step`.
+
+        Raises:
+            UsageError: a shape or a type is wrong.
         """
         state = jax.tree.map_with_path(self._checked_state, reached.state, self.state_shape)
         reward = self._checked_array("reward", reached.reward, jnp.float32)
-        ends = (
-            self._checked_array(end, getattr(reached, end), bool)
-            for end in ("terminated", "truncated")
-        )
+        terminated = self._checked_array("terminated", reached.terminated, bool)
+        truncated = self._checked_array("truncated", reached.truncated, bool)
         info = reached.info if isinstance(reached.info, Mapping) else {}
-        logged = (
-            {name: name for name, x in info.items() if is_number(x)}
-            if self.logged is None
-            else self.logged
-        )
-        info = {
+        logged = self.logged
+        if logged is None:
+            logged = {name: name for name, value in info.items() if is_number(value)}
+        numbers = {
             metric: self._checked_array(entry, info[entry], jnp.float32)
             for metric, entry in logged.items()
         }
-        return Step(self.checked_obs("obs", reached.obs), state, reward, *ends, info)
+        return Step(
+            obs=self.checked_obs("obs", reached.obs),
+            state=state,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            info=numbers,
+        )
 
     def checked_obs(self, what: str, obs: Any) -> Any:
-        """An observation in the types of `reset`. Raises UsageError, naming `what` it is, where it
-        has other shapes.
+        """Convert an observation to the types of `reset`.
+
+        Args:
+            what: name of the observation in messages.
+            obs: the observation.
+
+        Raises:
+            UsageError: it has another structure, other shapes, or types that would be cut.
         """
         obs = spaces.plain(obs)
         like = self.spec.obs_like
-        if (found := jax.tree.structure(obs)) != (wanted := jax.tree.structure(like)):
+        structure = jax.tree.structure(obs)
+        expected = jax.tree.structure(like)
+        if structure != expected:
             raise UsageError(
-                f"environment {self.name}: step returned {what} of structure {found} instead "
-                f"of {wanted}"
+                f"environment {self.name}: step returned {what} of structure {structure} instead "
+                f"of {expected}"
             )
-        if self.is_of_user:
-            jax.tree.map(
-                lambda x, like: self._check_kept(what, jnp.result_type(x), like.dtype), obs, like
-            )
-        return jax.tree.map(
-            lambda x, like: self._checked_array(what, x, like.dtype, like.shape), obs, like
-        )
+
+        def checked(x: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+            if self.is_of_user:
+                self._check_kept(what, jnp.result_type(x), like.dtype)
+            return self._checked_array(what, x, like.dtype, like.shape)
+
+        return jax.tree.map(checked, obs, like)
 
     def _checked_state(self, path: Any, new: Any, old: jax.ShapeDtypeStruct) -> jax.Array:
         name = f"state{jax.tree_util.keystr(path)}"
-        if (shape := jnp.shape(new)) != old.shape:
-            told = f"step returned {name} of shape {shape}, and reset of shape {old.shape}"
-            raise UsageError(f"environment {self.name}: {told}: shapes must stay")
+        shape = jnp.shape(new)
+        if shape != old.shape:
+            raise UsageError(
+                f"environment {self.name}: step returned {name} of shape {shape}, and reset of "
+                f"shape {old.shape}: shapes must stay"
+            )
         if self.is_of_user:
             self._check_kept(name, jnp.result_type(new), old.dtype)
         return as_type(new, old.dtype, f"environment {self.name}: step returned {name}")
 
-    def _check_kept(self, what: str, dtype: Any, begun: Any) -> None:
-        """Raise UsageError where numbers of a type do not survive in the type that `reset` has
-        begun with.
-        """
-        if not keeps(begun, dtype):
-            told = (
-                f"step returned {what} of type {dtype}, which is cut to the {begun} that "
-                "reset returned"
-            )
+    def _check_kept(self, what: str, dtype: Any, first_dtype: Any) -> None:
+        """Raise UsageError if the type of `reset` does not hold the numbers of a step's type."""
+        if not keeps(first_dtype, dtype):
             raise UsageError(
-                f"environment {self.name}: {told}: let reset return {dtype}, or step {begun}"
+                f"environment {self.name}: step returned {what} of type {dtype}, which is cut to "
+                f"the {first_dtype} that reset returned: let reset return {dtype}, or step "
+                f"{first_dtype}"
             )
 
     def _checked_array(
@@ -272,8 +334,9 @@ class Env:
 
 
 def keeps(wide: Any, dtype: Any) -> bool:
-    """Tell if a type holds the numbers of another one; float32 holds whole numbers, rounded to 24
-    bits.
+    """True if a type holds the numbers of another one.
+
+    float32 counts as holding whole numbers, though it rounds them to 24 bits.
     """
     if wide == dtype:
         return True
@@ -288,33 +351,44 @@ def keeps(wide: Any, dtype: Any) -> bool:
     if jnp.issubdtype(wide, jnp.floating) and jnp.issubdtype(dtype, jnp.floating):
         old = jnp.finfo(wide)
         new = jnp.finfo(dtype)
-        reaches = float(old.min) <= float(new.min) and float(new.max) <= float(old.max)
-        return reaches and new.nmant <= old.nmant
-    kinds = jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating  # each holds those before it
-    had, needed = (
-        next(i for i, kind in enumerate(kinds) if jnp.issubdtype(x, kind)) for x in (wide, dtype)
-    )
-    return needed <= had
+        has_range = float(old.min) <= float(new.min) and float(new.max) <= float(old.max)
+        return has_range and new.nmant <= old.nmant
+    return _kind(dtype) <= _kind(wide)
 
 
-def as_type(x: Any, dtype: Any, told: str) -> jax.Array:
-    """`x` as an array of this type; typed keys, which nothing converts, as they are. Raises as
-    `on_device`.
+def _kind(dtype: Any) -> int:
+    """Index of a type's kind, of which each holds those before it."""
+    kinds = jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating
+    return next(index for index, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind))
+
+
+def as_type(x: Any, dtype: Any, returned: str) -> jax.Array:
+    """Convert `x` to an array of this type; typed keys, which nothing converts, stay as they are.
+
+    Raises:
+        UsageError: see `on_device`.
     """
-    return x if jnp.issubdtype(dtype, jax.dtypes.prng_key) else on_device(x, told).astype(dtype)
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return x
+    return on_device(x, returned).astype(dtype)
 
 
-def on_device(x: Any, told: str) -> jax.Array:
-    """`x` as an array of at most 32 bits. Raises UsageError, which begins as `told`, where those do
-    not hold a number.
+def on_device(x: Any, returned: str) -> jax.Array:
+    """Convert `x` to an array of at most 32 bits.
 
-    JAX lets NumPy's numbers of 64 bits wrap.
+    Args:
+        x: an array or a number.
+        returned: beginning of the error, such as "environment NAME: step returned reward".
+
+    Raises:
+        UsageError: 32 bits do not hold a number. JAX would let NumPy's numbers of 64 bits wrap.
     """
-    if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "iuf" and x.dtype.itemsize == 8:
+    is_numpy = isinstance(x, np.ndarray | np.generic)
+    if is_numpy and x.dtype.kind in "iuf" and x.dtype.itemsize == 8:
         try:
             return jnp.asarray(cast(x, np.dtype(f"{x.dtype.kind}4")))
         except OverflowError as error:
-            raise UsageError(f"{told} {error}") from None
+            raise UsageError(f"{returned} {error}") from None
     return jnp.asarray(x)
 
 
@@ -324,37 +398,29 @@ def select(condition: jax.Array, yes: Any, no: Any) -> Any:
 
 
 def check_spaces(args: Any, env: Any) -> None:
-    """Raise UsageError where a mask, or a flag that the algorithm has, does not fit the spaces of
-    an Env or EnvSpec.
-    """
+    """Raise UsageError if a mask, or a flag of the algorithm, does not fit an Env or EnvSpec."""
     check_parts(env)
     if getattr(args, "share_torso", False) and has_privileged(env.observation_space):
         raise UsageError(
             f"--share-torso would hide the {PRIVILEGED} of {env.name} from the critic, for "
             "whom it is"
         )
-    observed, acted = (
-        [leaf for _, leaf in leaves(space)] for space in (env.observation_space, env.action_space)
-    )
-    if (
-        getattr(args, "normalize_obs", False)
-        and not _has_arrays(env)
-        and not type(args).normalize_obs
-    ):
+    has_images = any(is_image(leaf) for _, leaf in leaves(env.observation_space))
+    has_boxes = any(isinstance(leaf, Box) for _, leaf in leaves(env.action_space))
+    normalizes = getattr(args, "normalize_obs", False)
+    if normalizes and not _has_arrays(env) and not type(args).normalize_obs:
         raise UsageError(
             f"--normalize-obs needs arrays as observations, {env.name} has {env.observation_space}"
         )
-    if getattr(args, "encoder", "") in ("nature", "impala") and not any(map(is_image, observed)):
+    if getattr(args, "encoder", "") in ("nature", "impala") and not has_images:
         raise UsageError(
             f"--encoder {args.encoder} needs images, and {env.name} has {env.observation_space}"
         )
-    if getattr(args, "image_scale", 1.0) != 1 and not any(map(is_image, observed)):
+    if getattr(args, "image_scale", 1.0) != 1 and not has_images:
         raise UsageError(
             f"--image-scale {args.image_scale} needs images, {env.name} has {env.observation_space}"
         )
-    if getattr(args, "exploration_loss", "") == "symmetric-kl" and any(
-        isinstance(leaf, Box) for leaf in acted
-    ):
+    if getattr(args, "exploration_loss", "") == "symmetric-kl" and has_boxes:
         raise UsageError(
             "--exploration-loss symmetric-kl needs discrete actions: there is no uniform "
             "policy on a Box"
@@ -362,11 +428,10 @@ def check_spaces(args: Any, env: Any) -> None:
 
 
 def defaults_left_off(args: Any, env: Any) -> dict[str, str]:
-    """Notes for the header of a run on defaults of flags that do nothing in this environment; a
-    typed flag is refused.
+    """Notes for the header of a run on default flags that do nothing in this environment.
 
     Args:
-        args: flags of the run, which `check_spaces` has seen.
+        args: flags of the run. `check_spaces` has refused those that the user has set in vain.
         env: the Env or EnvSpec.
     """
     if getattr(args, "normalize_obs", False) and not _has_arrays(env):
@@ -381,8 +446,12 @@ def _has_arrays(env: Any) -> bool:
 def check_discrete(
     env: Any, instead: str, needs: str = "Q-learning needs Discrete actions"
 ) -> None:
-    """Raise UsageError unless actions are Discrete, two or more: says who `needs` that, and what to
-    take `instead`.
+    """Raise UsageError unless actions are Discrete, two or more.
+
+    Args:
+        env: the Env or EnvSpec.
+        instead: algorithms that can train on it.
+        needs: beginning of the error.
     """
     space = env.action_space
     if not isinstance(space, Discrete) or space.n == 1:
@@ -392,8 +461,11 @@ def check_discrete(
 
 
 def check_squashable(env: Any, instead: str) -> None:
-    """Raise UsageError unless actions are Discrete, two or more, or a finite Box; it names what to
-    take `instead`.
+    """Raise UsageError unless actions are Discrete, two or more, or a finite Box.
+
+    Args:
+        env: the Env or EnvSpec.
+        instead: algorithms that can train on it.
     """
     space = env.action_space
     if not isinstance(space, Box):
@@ -405,6 +477,6 @@ def check_squashable(env: Any, instead: str) -> None:
         bounds = f"{np.ravel(space.low)} to {np.ravel(space.high)}"
         raise UsageError(
             f"SAC squashes actions between bounds, and those of {env.name} are {bounds}: "
-            "each must be finite, as must "
-            f"their difference, the lower below the upper; {instead} can train on it"
+            "each must be finite, as must their difference, the lower below the upper; "
+            f"{instead} can train on it"
         )

@@ -1,20 +1,20 @@
-"""Environments that step on the host, several together. A suite's class has the methods of
-`HostEnvs`, as said here.
+"""Environments that step on the host, several together, and the contract of their suites.
 
-Suites reset their environments by themselves, in one of two ways:
+A suite's class has the methods of `HostEnvs`. Suites reset their environments by themselves, in one
+of two ways:
 
 - Within the step that ended an episode (`resets_in_step`): `obs` is the next episode's first
   observation, and `final_obs` has the last one of the old. Every step is valid.
-- In a step of its own, which ignores the action: `obs` is the true next observation, always, and
+- In a step of its own, which ignores the action: `obs` is always the true next observation, and
   `final_obs` None. The step after an end is not `valid`; its `obs` is the next episode's first, its
   reward and ends mean nothing.
 
 Ends are as in `environment.py`; time limits are the suite's. Arrays that `step` and `reset` return
 are the caller's: a suite that writes into them again has to return copies. Images have their
 channels last, and actions come from the policy as it gives them:
-`common/pmaprl/suites/tools/conversion.py` does both from the suite's spaces. Where `step` or
-`reset` raises, the actor makes new environments: FailedEnvError where something hangs and can be
-ended, anything else where it broke. `common/pmaprl/suites/envpool.py` is an example of both ways.
+`common/pmaprl/suites/tools/conversion.py` does both from the suite's spaces. If `step` or `reset`
+raises an error, the actor makes new environments: FailedEnvError means that something hangs and can
+be ended, any other error that it broke. `common/pmaprl/suites/envpool.py` shows both ways.
 """
 
 import json
@@ -29,48 +29,51 @@ from pmaprl.envs.suite_tools import is_number
 
 
 class HostOptions(NamedTuple):
-    """What a suite is asked for. One that steps several in its own way ignores what says how."""
+    """Options for creating host environments.
+
+    Suites that vectorise themselves ignore `vectorization`.
+    """
 
     num_envs: int
     seed: int
     env_params: dict[str, Any]  # arguments for the suite's own function that makes environments
-    # A process each, all in this thread, the suite's own
+    # A process for each environment, all in this thread, or the suite's own way
     vectorization: Literal["async", "sync", "vector"] = "async"
     # Seconds after which processes that do not answer raise FailedEnvError
     reset_timeout: float | None = None
     step_timeout: float | None = None
-    frames: bool = False  # whether `frame` will be asked for
-    resets_in_step: bool = False  # whether they have to reset within a step that ends an episode
+    frames: bool = False  # True: `frame` will be called
+    resets_in_step: bool = False  # True: reset within the step that ends an episode
 
 
 class HostStep(NamedTuple):
-    """What one step of N environments returns."""
+    """One step of N environments."""
 
-    obs: Any  # [N, ...] what to act on next: an array, or a dictionary or tuple of such
+    obs: Any  # [N, ...] input of the next action: an array, or a dictionary or tuple of arrays
     reward: np.ndarray  # [N] float32
     terminated: np.ndarray  # [N] bool: the episode is over, nothing follows
     truncated: np.ndarray  # [N] bool: a time limit, the episode would go on
     # [N] bool: False where the environment only reset itself and ignored the action
     valid: np.ndarray
-    # [N, ...] the true next observation; None where that is `obs`, as without resets
+    # [N, ...] the true next observation; None if that is `obs`, as without resets
     final_obs: Any
-    # As gymnasium's: entries [N], where _ENTRY is true; final_info has those of an end
+    # As in gymnasium: entries [N] that count where _ENTRY is true; final_info has those of ends
     info: Mapping[str, Any] = {}
 
     def numbers(self, entry: str) -> np.ndarray:
-        """Those that are finite and that the info of a valid step has as this entry: at most N."""
-        found = []
-        for info, where in (
-            (self.info, ~self.ended),
-            (self.info.get("final_info", self.info), self.ended),
-        ):
-            values = info.get(entry, ()) if isinstance(info, Mapping) else ()
-            # Nobody has told it, or it is not of each environment
-            if np.shape(where) != np.shape(values)[:1]:
-                continue
-            there = self.valid & where & info.get(f"_{entry}", True)
-            found += [x for x, told in zip(values, there, strict=True) if told and is_number(x)]
-        return np.array([x for x in found if np.isfinite(x)], float)
+        """The finite values of `entry` in the infos of valid steps (at most N)."""
+        goes_on = self._numbers_in(self.info, entry, ~self.ended)
+        at_end = self._numbers_in(self.info.get("final_info", self.info), entry, self.ended)
+        return np.array(goes_on + at_end, float)
+
+    def _numbers_in(self, info: Any, entry: str, counts: np.ndarray) -> list[Any]:
+        """The finite values of `entry` in an info, of valid steps for which it `counts` [N]."""
+        values = info.get(entry, ()) if isinstance(info, Mapping) else ()
+        if np.shape(values)[:1] != np.shape(counts):
+            return []  # no environment has the entry, or it is not of each environment
+        counts = self.valid & counts & info.get(f"_{entry}", True)
+        numbers = [x for x, is_set in zip(values, counts, strict=True) if is_set and is_number(x)]
+        return [number for number in numbers if np.isfinite(number)]
 
     @property
     def ended(self) -> np.ndarray:
@@ -79,17 +82,21 @@ class HostStep(NamedTuple):
 
 
 def begins(step: Any) -> Any:
-    """Where the next step is the first of an episode: [N] of a `HostStep`, [T, N] of a rollout,
-    which has its fields.
+    """Mark where the next step is the first of an episode.
 
     A suite that resets in a step of its own, which is not valid, shows the last observation once
-    more in that.
+    more before it.
+
+    Args:
+        step: a `HostStep` [N], or a rollout [T, N], which has the same fields.
     """
-    return ~step.valid if step.final_obs is None else step.terminated | step.truncated
+    if step.final_obs is None:
+        return ~step.valid
+    return step.terminated | step.truncated
 
 
 class HostEnvs(Protocol):
-    """N environments of one kind, see the module's text."""
+    """N environments of one kind; the text of the module has the contract."""
 
     spec: EnvSpec
     num_envs: int
@@ -97,55 +104,62 @@ class HostEnvs(Protocol):
     resets_in_step: bool
 
     def reset(self) -> Any:
-        """Begin new episodes everywhere; returns the first observations [N, ...]. Only the first
-        call uses the seed.
+        """Begin new episodes everywhere. Only the first call uses the seed.
+
+        Returns:
+            The first observations [N, ...].
         """
 
     def reseed(self, seed: int) -> bool:
-        """Let the next reset begin as that of environments made with this `seed`; False where only
-        making them does.
+        """Let the next reset begin as that of environments made with this `seed`.
+
+        Returns:
+            False if only new environments begin so.
         """
 
     def step(self, action: np.ndarray) -> HostStep:
-        """Act everywhere, with actions [N, ...] as the policy gives them; those of a Box are
-        clipped here.
+        """Step all environments.
+
+        Args:
+            action: actions [N, ...] as the policy gives them; those of a Box are clipped here.
         """
 
     def frame(self) -> np.ndarray:
-        """A picture [H, W, 3], in bytes, of the first environment. A suite may lack it, or raise
-        any error.
-        """
+        """Draw the first environment, [H, W, 3] in bytes. A suite may lack it, or raise errors."""
 
     @property
     def obs_names(self) -> tuple[str, ...]:
-        """Names of the numbers of an observation, or of a map's channels, for pictures. A suite may
-        lack it.
-        """
+        """Names of an observation's numbers, or of a map's channels. A suite may lack it."""
 
     def close(self) -> None:
         """End threads and processes, also those that hang."""
 
     def kill(self) -> None:
-        """End processes at once, from another thread while one of the above may go on. Does nothing
-        without any.
+        """End processes at once, if there are any.
+
+        Another thread may call it while one of the other methods is under way.
         """
 
 
-# Envpool's names and ALE's, all of which can be off
+# Envpool's and ALE's names of parameters that make learning Atari easier, and can be off
 ATARI_AIDS = ("reward_clip", "reward_clipping", "episodic_life")
 
 
 def evaluation_params(flags: Mapping[str, Any]) -> str:
-    """The arguments of a suite's `make`, a JSON object, in evaluations of a run with these `flags`.
+    """Parameters of the environments in evaluations of a run with these `flags`, a JSON object.
 
-    What makes learning Atari easier is off: scores are those of whole games, with rewards as they
-    are. What --eval-env-params says comes before that. Raises UsageError where flags are no JSON
-    objects.
+    Parameters that make learning Atari easier are off: scores are those of whole games, with
+    unclipped rewards. --eval-env-params has priority.
+
+    Raises:
+        UsageError: flags are no JSON objects.
     """
     trained = read_params(flags.get("env_params", ""))
     aids = {aid for aid in ATARI_AIDS if aid in trained}
     if flags.get("vectorization") == "vector" and "ALE/" in flags["env"]:
-        aids.add("reward_clipping")  # which is on where nothing is said
+        aids.add("reward_clipping")  # on by default
     changed = read_params(flags.get("eval_env_params", ""), flag="--eval-env-params")
     params = trained | dict.fromkeys(sorted(aids), False) | changed
-    return flags.get("env_params", "") if params == trained else json.dumps(params)
+    if params == trained:
+        return flags.get("env_params", "")
+    return json.dumps(params)

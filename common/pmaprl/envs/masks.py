@@ -1,8 +1,7 @@
-"""Special entries of observations, action masks and privileged state, and the units in which
-policies act.
+"""Action masks and privileged state in observations, and the units in which policies act.
 
-`action_mask` says which actions are legal, critics alone see `privileged_state`, and a Box is -1 ..
-1 for a policy.
+`action_mask` marks the legal actions. Only critics see `privileged_state`. Policies act in -1 .. 1
+within a bounded Box.
 """
 
 import math
@@ -33,78 +32,85 @@ def has_privileged(space: Space) -> bool:
 
 
 def without_privileged(tree: Any) -> Any:
-    """The part that policies see of an observation space, or of another tree like it."""
-    return (
-        {name: part for name, part in tree.items() if name != PRIVILEGED}
-        if has_privileged(tree)
-        else tree
-    )
+    """The part of an observation space, or of a tree like it, that policies see."""
+    if not has_privileged(tree):
+        return tree
+    return {name: part for name, part in tree.items() if name != PRIVILEGED}
 
 
 def policy_spec(env: EnvSpec) -> EnvSpec:
-    """The same with the part of observations that policies see."""
-    space = without_privileged(env.observation_space)
-    dtype = without_privileged(env.obs_dtype)
-    return env._replace(observation_space=space, obs_dtype=dtype)
+    """The spec of an environment with only the part of observations that policies see."""
+    return env._replace(
+        observation_space=without_privileged(env.observation_space),
+        obs_dtype=without_privileged(env.obs_dtype),
+    )
 
 
 def completed(obs: Any, env: EnvSpec) -> Any:
-    """Observations [N, ...] with zeros for a missing privileged part: a policy acts without its
-    critic.
+    """Add zeros to observations [N, ...] for a missing privileged part.
+
+    A policy acts without its critic, so the values do not matter.
     """
     if not has_privileged(env.observation_space) or PRIVILEGED in obs:
         return obs
-    return obs | {PRIVILEGED: env.example_obs(*batch_shape(obs))[PRIVILEGED]}
+    zeros = env.example_obs(*batch_shape(obs))
+    return obs | {PRIVILEGED: zeros[PRIVILEGED]}
 
 
 NO_LEGAL_ACTION = "has a state without any legal action: look at its action_mask"
 
 
 def is_mask(name: str) -> bool:
-    """Whether the leaf called `name` is of the mask, and so nothing that networks see."""
+    """True if the leaf called `name` belongs to the mask, which networks do not see."""
     return name.split("/")[0] == MASK
 
 
 def legal_actions(obs: Any, numpy: Any = jnp) -> jax.Array | None:
-    """For each choice of an action whether it is legal, [..., sum(nvec)]; None where observations
-    say nothing of it.
+    """Mark the legal choices of an action by the mask of observations.
 
     A mask may have parts, one for each component of a MultiDiscrete action, or for each part of an
     action with choices.
+
+    Returns:
+        Bools [..., sum(nvec)]; None if observations have no mask.
     """
     if not isinstance(obs, Mapping) or MASK not in obs:
         return None
-    return numpy.concatenate([part.astype(bool) for part in jax.tree.leaves(obs[MASK])], axis=-1)
+    parts = [part.astype(bool) for part in jax.tree.leaves(obs[MASK])]
+    return numpy.concatenate(parts, axis=-1)
 
 
 def with_a_choice(legal: jax.Array, nvec: Sequence[int]) -> jax.Array:
-    """`legal` [..., sum(nvec)], with all choices of a component of which none is legal.
+    """Mark all choices of a component as legal if none of them is.
 
     Many environments clear the mask when an episode ends. Nobody acts there, but at a time limit
-    the value of that observation is learned from, and a mask that leaves nothing says nothing of
-    it. Where somebody acts, `check_legal` and `legal_metrics` end the run.
+    the value of that observation is learned from, and an empty mask means nothing. Where somebody
+    acts, `check_legal` and `legal_metrics` end the run.
+
+    Args:
+        legal: [..., sum(nvec)] marks the legal choices.
+        nvec: numbers of choices of the components.
     """
-    parts = jnp.split(legal, np.cumsum(nvec)[:-1], axis=-1)
-    return jnp.concatenate(
-        [part | ~jnp.any(part, axis=-1, keepdims=True) for part in parts], axis=-1
-    )
+    components = []
+    for part in jnp.split(legal, np.cumsum(nvec)[:-1], axis=-1):
+        has_none = ~jnp.any(part, axis=-1, keepdims=True)
+        components.append(part | has_none)
+    return jnp.concatenate(components, axis=-1)
 
 
 def largest_entropy(legal: jax.Array) -> jax.Array:
-    """In nats, of a choice among those that are `legal` [..., n]."""
+    """Largest entropy [...] of a choice, in nats, when the choices `legal` [..., n] are legal."""
     return jnp.log(jnp.maximum(jnp.sum(legal, axis=-1), 1))
 
 
 def check_parts(env: Any) -> None:
-    """Raise UsageError where an Env or EnvSpec has a part without numbers, or a mask that does not
-    fit its actions.
-    """
-    for what, space in (("observation", env.observation_space), ("action", env.action_space)):
+    """Raise UsageError if an Env or EnvSpec has an empty part, or a mask that fits no action."""
+    for kind, space in (("observation", env.observation_space), ("action", env.action_space)):
         for name, leaf in leaves(space):
             if 0 in leaf.shape:
                 part = f" {name}" if name else ""
                 raise UsageError(
-                    f"environment {env.name}: its {what}{part} of shape {leaf.shape} has no numbers"
+                    f"environment {env.name}: its {kind}{part} of shape {leaf.shape} has no numbers"
                 )
     _check_mask(env)
 
@@ -124,17 +130,18 @@ def _check_mask(env: Any) -> None:
         raise UsageError(
             f"environment {env.name} observes nothing but {', '.join(space)}: policies need more"
         )
-    shapes = [leaf.shape for _, leaf in leaves(space[MASK])]
+    mask = space[MASK]
     actions = env.action_space
     actions_have_names = isinstance(actions, Mapping) and len(choices) > 1
-    if actions_have_names or isinstance(space[MASK], Mapping):
+    if actions_have_names or isinstance(mask, Mapping):
         _check_names_of_masks(env)
-    if not choices or shapes != (
-        [(sum(choices),)] if len(shapes) == 1 else [(count,) for count in choices]
-    ):
+    shapes = [leaf.shape for _, leaf in leaves(mask)]
+    expected = [(count,) for count in choices]
+    if len(shapes) == 1:
+        expected = [(sum(choices),)]
+    if not choices or shapes != expected:
         raise UsageError(
-            f"environment {env.name} has a mask {space[MASK]} for {sum(choices)} choices of "
-            f"{actions}"
+            f"environment {env.name} has a mask {mask} for {sum(choices)} choices of {actions}"
         )
 
 
@@ -151,10 +158,16 @@ def _check_names_of_masks(env: Any) -> None:
 
 
 def legal_metrics(obs: Any, space: Space, axis_name: str) -> dict[str, jax.Array]:
-    """The fewest legal choices of any component of the actions that were taken at `obs`, on all
-    devices.
+    """Count the fewest legal choices of any action component, over all devices.
 
-    NaN where there was none: the run ends with that, see `pmaprl.runs.recorder`.
+    Args:
+        obs: observations [..., *obs] at which actions were taken.
+        space: the action space.
+        axis_name: the axis of devices.
+
+    Returns:
+        A metric []; NaN if a component had no legal choice. The run ends with a NaN, see
+        `pmaprl.runs.recorder`. Nothing if observations have no mask.
     """
     legal = legal_actions(obs)
     if legal is None:
@@ -164,19 +177,32 @@ def legal_metrics(obs: Any, space: Space, axis_name: str) -> dict[str, jax.Array
 
 
 def check_legal(obs: Any, acting: np.ndarray, spec: EnvSpec) -> None:
-    """Raise FailedEnvError where an environment [N] of these `obs`, host arrays, is `acting` and
-    may do nothing.
+    """Raise FailedEnvError if an environment that is `acting` [N] has no legal action.
+
+    Args:
+        obs: observations [N, ...], host arrays.
+        acting: [N] marks the environments in which the next action counts.
+        spec: the spec of the environments.
     """
     if np.any(acting & nothing_legal(obs, spec.action_space, np)):
         raise FailedEnvError(f"{spec.name} {NO_LEGAL_ACTION}")
 
 
 def nothing_legal(obs: Any, space: Space, numpy: Any = jnp) -> jax.Array | np.ndarray | bool:
-    """Mark where the masks of `obs` [..., *obs] leave a component of an action no choice, [...];
-    False without any.
+    """Mark observations whose mask leaves a component of an action no choice.
+
+    Args:
+        obs: observations [..., *obs].
+        space: the action space.
+        numpy: NumPy, or JAX's version of it.
+
+    Returns:
+        Bools [...]; False if observations have no mask.
     """
     legal = legal_actions(obs, numpy)
-    return False if legal is None else _fewest(legal, space, numpy) == 0
+    if legal is None:
+        return False
+    return _fewest(legal, space, numpy) == 0
 
 
 def _fewest(legal: Any, space: Space, numpy: Any) -> Any:
@@ -186,27 +212,25 @@ def _fewest(legal: Any, space: Space, numpy: Any) -> Any:
 
 
 def action_scale(space: Box) -> tuple[np.ndarray, np.ndarray]:
-    """Factor and offset [A] that bring -1 .. 1 to the bounds of a Box; 1 and 0 in dimensions that
-    are not bounded.
-    """
+    """Factor and offset [A] from -1 .. 1 to the bounds of a Box; 1 and 0 for unbounded numbers."""
     low = np.ravel(space.low)
     high = np.ravel(space.high)
     with np.errstate(over="ignore", invalid="ignore"):
         bounded = np.isfinite(high - low) & (low < high)
         scale = (high - low) / 2
         offset = high / 2 + low / 2
-    return np.where(bounded, scale, 1).astype(np.float32), np.where(bounded, offset, 0).astype(
-        np.float32
-    )
+    scale = np.where(bounded, scale, 1)
+    offset = np.where(bounded, offset, 0)
+    return scale.astype(np.float32), offset.astype(np.float32)
 
 
 def to_units(action: jax.Array, scale: Sequence[float], offset: Sequence[float]) -> jax.Array:
-    """Actions [..., A] of a Box, of whose bounds `action_scale` says this, in their units."""
+    """Rescale Box actions [..., A] from environment units to -1 .. 1, by `action_scale`."""
     return (action - jnp.asarray(offset)) / jnp.asarray(scale)
 
 
 def to_env(action: jax.Array, space: Space) -> jax.Array:
-    """Actions [..., A] as the environment takes them."""
+    """Rescale actions [..., A] of a policy to environment units; Discrete ones stay as they are."""
     if isinstance(space, Discrete):
         return action
     scale, offset = action_scale(space)
@@ -214,13 +238,12 @@ def to_env(action: jax.Array, space: Space) -> jax.Array:
 
 
 def uniform_action(key: jax.Array, space: Space, legal: jax.Array | None = None) -> jax.Array:
-    """A uniformly random action, as it is kept; one that is `legal` [n] where that is known."""
-    kept = (
-        space if isinstance(space, Discrete) else spaces.box((math.prod(space.shape),), -1.0, 1.0)
-    )
-    return spaces.sample(key, kept, legal)
+    """A uniformly random action in a policy's units, among the `legal` [n] ones if known."""
+    if not isinstance(space, Discrete):
+        space = spaces.box((math.prod(space.shape),), -1.0, 1.0)
+    return spaces.sample(key, space, legal)
 
 
 def empty_action(space: Space) -> jax.Array:
-    """An action of zeros, which has its shape and type."""
+    """An action of zeros in a policy's units."""
     return jnp.zeros_like(uniform_action(jax.random.key(0), space))

@@ -1,6 +1,4 @@
-"""Numbers of 64 bits in the 32 with which devices compute: no value wraps or becomes infinite in
-silence.
-"""
+"""Casts of 64 bits to the 32 with which devices compute; no value wraps or overflows in silence."""
 
 from typing import Any
 
@@ -12,11 +10,10 @@ HIGHEST = 2**31 - 1
 
 
 def narrow(dtype: Any, low: Any = LOWEST, high: Any = HIGHEST) -> np.dtype:
-    """The type of 32 bits or fewer for numbers of `dtype` between `low` and `high`, which may be
-    arrays.
+    """The type of 32 bits or fewer for numbers of `dtype` between `low` and `high`.
 
-    Whole numbers of 64 bits stay whole where int32 holds their bounds; others become floats, which
-    keep the scale.
+    Whole numbers of 64 bits stay whole if int32 holds their bounds. Others become floats, which
+    keep the scale. The bounds may be arrays.
     """
     dtype = np.dtype(dtype)
     if dtype.itemsize <= 4 or dtype.kind not in "iuf":
@@ -28,22 +25,27 @@ def narrow(dtype: Any, low: Any = LOWEST, high: Any = HIGHEST) -> np.dtype:
 
 
 def is_numeric(dtype: Any) -> bool:
-    """Tell if a type is of real numbers or truths, JAX's own among them."""
-    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating))
+    """True if a type is of real numbers or bools, JAX's own types among them."""
+    kinds = jnp.bool_, jnp.integer, jnp.floating
+    return any(jnp.issubdtype(dtype, kind) for kind in kinds)
 
 
 def cast(x: np.ndarray, dtype: Any) -> np.ndarray:
-    """`x` in another type. Raises OverflowError, with the first such value, where that does not
-    hold one of `x`.
+    """Convert an array to another type.
+
+    Raises:
+        OverflowError: the type does not hold a value, which the message names.
     """
     if np.can_cast(x.dtype, dtype, "safe"):
         return x.astype(dtype, copy=False)
     with np.errstate(over="ignore", invalid="ignore"):
         new = x.astype(dtype)
         if new.dtype.kind == "f":
-            lost = np.isinf(new) & np.isfinite(x)
+            is_lost = np.isinf(new) & np.isfinite(x)
         else:
-            lost = (new.astype(x.dtype) != x) | ((new < 0) != (x < 0))
-    if np.any(lost):
-        raise OverflowError(f"{x[lost].flat[0]}, which {new.dtype} does not hold")
+            has_other_sign = (new < 0) != (x < 0)
+            is_lost = (new.astype(x.dtype) != x) | has_other_sign
+    if np.any(is_lost):
+        first = x[is_lost].flat[0]
+        raise OverflowError(f"{first}, which {new.dtype} does not hold")
     return new

@@ -1,6 +1,4 @@
-"""Observation and action spaces as small records, and `EnvSpec`, what a policy has to know of its
-environment.
-"""
+"""Observation and action spaces as small records, and `EnvSpec`, the interface of a policy."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,24 +28,26 @@ class Discrete(NamedTuple):
 
 
 class MultiDiscrete(NamedTuple):
-    """An array of integers, its component i, in order, in 0 .. nvec[i]-1. Networks have them as a
-    vector.
+    """An array of integers, of which component i, in order, is in 0 .. nvec[i]-1.
+
+    Networks have the components as a vector.
     """
 
     nvec: tuple[int, ...]
     dims: tuple[int, ...] | None = None  # the shape at the environment; None is a vector
-    dtype: Any = None  # as that of `Discrete`
+    dtype: Any = None  # NumPy's type of an action at the environment; None is int32
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (len(self.nvec),) if self.dims is None else self.dims
 
     def __repr__(self) -> str:
-        alike = len(set(self.nvec)) == 1 < len(self.nvec)
-        numbers = f"[{self.nvec[0]}] * {len(self.nvec)}" if alike else f"{list(self.nvec)}"
-        return (
-            f"MultiDiscrete({numbers}{'' if self.dims is None else f', shape={list(self.dims)}'})"
-        )
+        numbers = f"{list(self.nvec)}"
+        if len(self.nvec) > 1 and len(set(self.nvec)) == 1:
+            numbers = f"[{self.nvec[0]}] * {len(self.nvec)}"
+        if self.dims is None:
+            return f"MultiDiscrete({numbers})"
+        return f"MultiDiscrete({numbers}, shape={list(self.dims)})"
 
 
 class Box(NamedTuple):
@@ -63,27 +63,38 @@ class Box(NamedTuple):
         return f"Box{list(self.shape)}{kind}"
 
 
-UNBOUNDED = 2.0**62  # bounds of whole numbers from here on say that there are none
-ILLEGAL = -1e9  # a logit whose probability is 0, and which is finite, as 0 times infinity is not
+UNBOUNDED = 2.0**62  # bounds of whole numbers from here on mean that there are none
+ILLEGAL = -1e9  # logit of an illegal action; finite, because 0 times infinity is no number
 Leaf = Discrete | MultiDiscrete | Box
 Space = Leaf | dict[str, "Space"] | tuple["Space", ...]
-"""A leaf, or a dictionary (sorted by name) or tuple of spaces, whose elements are dictionaries or
-tuples of theirs.
+"""A leaf, or a dictionary (sorted by name) or tuple of spaces.
+
+Elements of a dictionary or tuple of spaces are dictionaries or tuples of elements.
 """
 
 
 def box(shape: tuple[int, ...], low: float = -np.inf, high: float = np.inf) -> Box:
     """Arrays with the same bounds everywhere."""
-    return Box(*(np.full(shape, bound, np.float32) for bound in (low, high)), tuple(shape))
+    shape = tuple(shape)
+    return Box(
+        low=np.full(shape, low, np.float32),
+        high=np.full(shape, high, np.float32),
+        shape=shape,
+    )
 
 
 def convert(space: Any, what: str) -> Space:
-    """Our record of a gymnax or gymnasium space, recognised by its attributes; ours stay as they
-    are.
+    """Convert a gymnax or gymnasium space, recognised by its attributes, to our record.
 
-    A Tuple of nothing but Discrete actions is MultiDiscrete, as is MultiBinary. Raises ValueError,
-    naming `what` the space is for, where it is none of Discrete, MultiDiscrete, MultiBinary and
-    Box, nor a Dict or Tuple of such, and where nobody could act in it.
+    A Tuple of nothing but Discrete actions becomes MultiDiscrete, and so does MultiBinary.
+
+    Args:
+        space: the space; one of ours stays as it is.
+        what: use of the space, for messages; it begins with "action" for actions.
+
+    Raises:
+        ValueError: the space is none of Discrete, MultiDiscrete, MultiBinary and Box, nor a Dict or
+            Tuple of these, or no policy could act in it.
     """
     acting = what.startswith("action")
     if hasattr(space, "nvec") or hasattr(space, "n"):
@@ -91,26 +102,32 @@ def convert(space: Any, what: str) -> Space:
         return space if isinstance(space, (Discrete, MultiDiscrete)) else _choices(space, acting)
     if hasattr(space, "low"):
         _check_bounds(space, what)
-        return _bounds_of_actions(space, what) if acting else _box_seen(space)
+        return _bounds_of_actions(space, what) if acting else _bounds_of_observations(space)
     parts = getattr(space, "spaces", space)
     if isinstance(parts, Mapping) and parts:
-        if unnamed := [name for name in parts if not isinstance(name, str)]:
+        unnamed = [name for name in parts if not isinstance(name, str)]
+        if unnamed:
             raise ValueError(f"{what} has a part {unnamed[0]!r}: names must be strings")
         converted = {name: convert(parts[name], f"{what} {name}") for name in sorted(parts)}
         _check_names(converted, what)
         return converted
     is_one_of = any(kind.__name__ == "OneOf" for kind in type(space).__mro__)
     if isinstance(parts, (tuple, list)) and parts and not is_one_of:
-        converted = tuple(convert(part, f"{what} {index}") for index, part in enumerate(parts))
+        converted = [convert(part, f"{what} {index}") for index, part in enumerate(parts)]
         if acting and all(isinstance(part, Discrete) for part in converted):
-            dtypes = {part.dtype for part in converted}
-            dtype = dtypes.pop() if len(dtypes) == 1 else None
-            return MultiDiscrete(tuple(part.n for part in converted), dtype=dtype)
-        return converted
+            return _joined(converted)
+        return tuple(converted)
     raise ValueError(
         f"{what} {space!r} is not supported: it must be Discrete, MultiDiscrete, "
         "MultiBinary, Box, or a Dict or Tuple"
     )
+
+
+def _joined(parts: list[Discrete]) -> MultiDiscrete:
+    """Join choices to one action."""
+    dtypes = {part.dtype for part in parts}
+    nvec = tuple(part.n for part in parts)
+    return MultiDiscrete(nvec, dtype=dtypes.pop() if len(dtypes) == 1 else None)
 
 
 MASK = "action_mask"  # parts of observations with a meaning, see masks.py
@@ -118,9 +135,7 @@ PRIVILEGED = "privileged_state"
 
 
 def _check_names(parts: dict[str, Space], what: str) -> None:
-    """Raise ValueError where a checkpoint could not keep what is stored under the names of
-    parts.
-    """
+    """Raise ValueError if a checkpoint could not store arrays under the names of parts."""
     for name in parts:
         if ".." in name or not name.isprintable():
             raise ValueError(f'{what} has a part {name!r}: names must be printable, without ".."')
@@ -129,35 +144,35 @@ def _check_names(parts: dict[str, Space], what: str) -> None:
                 f"{what} has a part {name!r}: what begins so is hidden from networks; rename it"
             )
     names = [leaf[0] for leaf in leaves(parts)]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"{what} has two parts {min(twice)!r}: rename one of them")
+    repeated = {name for name in names if names.count(name) > 1}
+    if repeated:
+        raise ValueError(f"{what} has two parts {min(repeated)!r}: rename one of them")
 
 
 def _choices(space: Any, acting: bool) -> Leaf:
-    """A space of choices: Discrete, MultiDiscrete, or MultiBinary, which is a Box to who observes
-    it.
-    """
+    """A space of choices: Discrete, MultiDiscrete, or MultiBinary, which is observed as a Box."""
+    has_counts = hasattr(space, "nvec")
     dtype = _unusual(space, np.int32) if acting else None
     shape = tuple(getattr(space, "shape", None) or np.shape(getattr(space, "nvec", 0)))
     if not shape:
-        return Discrete(int(space.nvec if hasattr(space, "nvec") else space.n), dtype)
-    if not (acting or hasattr(space, "nvec")):
+        count = space.nvec if has_counts else space.n
+        return Discrete(int(count), dtype)
+    if not acting and not has_counts:
         return box(shape, 0.0, 1.0)._replace(dtype=np.dtype(bool))
-    counts = space.nvec if hasattr(space, "nvec") else np.full(shape, 2)
-    nvec = tuple(int(n) for n in np.ravel(counts))
+    counts = space.nvec if has_counts else np.full(shape, 2)
+    nvec = tuple(np.ravel(counts).astype(int).tolist())
     return MultiDiscrete(nvec, None if len(shape) == 1 else shape, dtype)
 
 
-def _box_seen(space: Any) -> Box:
-    """A Box of observations, whose bounds need not be exact; one that rules out nothing, such as
-    NaN, is infinite.
+def _bounds_of_observations(space: Any) -> Box:
+    """A Box of observations, whose bounds need not be exact.
+
+    A bound that rules out nothing, such as NaN, becomes infinite.
     """
     shape = tuple(space.shape)
-    with np.errstate(over="ignore"):  # the largest number of 64 bits, where others say infinity
-        low, high = (
-            np.broadcast_to(np.asarray(bound, np.float32), shape)
-            for bound in (space.low, space.high)
-        )
+    with np.errstate(over="ignore"):  # the largest number of 64 bits may stand for infinity
+        low = np.broadcast_to(np.asarray(space.low, np.float32), shape)
+        high = np.broadcast_to(np.asarray(space.high, np.float32), shape)
     low = np.where(low < np.inf, low, -np.inf)
     high = np.where(high > -np.inf, high, np.inf)
     return Box(low, high, shape)
@@ -165,135 +180,136 @@ def _box_seen(space: Any) -> Box:
 
 # Types with which networks do not compute
 UNCOMMON = "float8_", "float6_", "float4_", "int4", "uint4", "int2", "uint2"
-MOST_WHOLE = 2**24  # the largest number up to which 32-bit floats have all whole ones
+MOST_WHOLE = 2**24  # floats of 32 bits have all whole numbers up to this one
 
 
 def _bounds_of_actions(space: Any, what: str) -> Box:
-    """A Box of actions, whose bounds are the outermost numbers of 32 bits that are within those of
-    its own type.
+    """A Box of actions with the outermost bounds of 32 bits that are within its own ones.
 
-    Raises ValueError where there are none between them, or where floats of 32 bits do not have all
-    whole numbers there.
+    Raises:
+        ValueError: no number of 32 bits is between the bounds, or floats of 32 bits do not have all
+            whole numbers there.
     """
     shape = tuple(space.shape)
-    dtype = _unusual(space, np.float32)
-    own = np.dtype(getattr(space, "dtype", None) or np.float32)
-    bounds = (
-        np.broadcast_to(np.asarray(bound), shape).astype(np.float64)
-        for bound in (space.low, space.high)
-    )
-    low, high = bounds
+    dtype = np.dtype(getattr(space, "dtype", None) or np.float32)
+    is_floating = jnp.issubdtype(dtype, jnp.floating)
+    low = np.broadcast_to(np.asarray(space.low), shape).astype(np.float64)
+    high = np.broadcast_to(np.asarray(space.high), shape).astype(np.float64)
     with np.errstate(over="ignore"):
-        if jnp.issubdtype(own, jnp.floating):  # a bound is what it is in the space's own type
-            low = low.astype(own).astype(np.float64)
-            high = high.astype(own).astype(np.float64)
+        if is_floating:  # a bound is rounded to the space's own type
+            low = low.astype(dtype).astype(np.float64)
+            high = high.astype(dtype).astype(np.float64)
         else:
             low = np.ceil(low)
             high = np.floor(high)
         least = low.astype(np.float32)
         most = high.astype(np.float32)
-    # The largest number of 64 bits, where others say infinity, stays infinite
-    least = np.where(
-        np.isfinite(least) & (least < low), np.nextafter(least, np.float32(np.inf)), least
-    )
-    most = np.where(
-        np.isfinite(most) & (most > high), np.nextafter(most, np.float32(-np.inf)), most
-    )
-    if not jnp.issubdtype(own, jnp.floating) and np.any(
-        np.maximum(np.abs(low), np.abs(high)) > MOST_WHOLE
-    ):
-        told = (
-            f"whole numbers must be within -{MOST_WHOLE:,} .. {MOST_WHOLE:,}, as floats "
-            "of 32 bits have them"
+    # The largest number of 64 bits may stand for infinity, and stays infinite
+    is_below = np.isfinite(least) & (least < low)
+    is_above = np.isfinite(most) & (most > high)
+    least = np.where(is_below, np.nextafter(least, np.float32(np.inf)), least)
+    most = np.where(is_above, np.nextafter(most, np.float32(-np.inf)), most)
+    largest = np.maximum(np.abs(low), np.abs(high))
+    if not is_floating and np.any(largest > MOST_WHOLE):
+        raise ValueError(
+            f"{what} {space!r} is not supported: whole numbers must be within -{MOST_WHOLE:,} .. "
+            f"{MOST_WHOLE:,}, as floats of 32 bits have them"
         )
-        raise ValueError(f"{what} {space!r} is not supported: {told}")
-    if not np.all((least <= most) & (least < np.inf) & (most > -np.inf)):  # also where one is NaN
+    has_numbers = (least <= most) & (least < np.inf) & (most > -np.inf)  # False with NaN
+    if not np.all(has_numbers):
         raise ValueError(
             f"{what} {space!r} is not supported: no number of 32 bits is between its bounds "
             "everywhere"
         )
-    return Box(low=least, high=most, shape=shape, dtype=dtype)
+    return Box(low=least, high=most, shape=shape, dtype=_unusual(space, np.float32))
 
 
 def _unusual(space: Any, usual: Any) -> np.dtype | None:
-    """The type of a space's elements, in at most 32 bits as JAX has them; None where that is the
-    `usual` one.
-    """
-    own = np.dtype(getattr(space, "dtype", None) or usual)
-    own = {8: np.dtype(f"{own.kind}4")}.get(own.itemsize, own) if own.kind in "fiu" else own
-    return None if own == usual else own
+    """The type of a space's elements, in at most 32 bits; None if it is the `usual` one."""
+    dtype = np.dtype(getattr(space, "dtype", None) or usual)
+    if dtype.kind in "fiu" and dtype.itemsize == 8:
+        dtype = np.dtype(f"{dtype.kind}4")
+    return None if dtype == usual else dtype
 
 
 def _check_choices(space: Any, what: str) -> None:
-    """Raise ValueError where the choices of a space do not begin at 0, or cannot be counted in
-    their own type.
-    """
+    """Raise ValueError if choices do not begin at 0, or cannot be counted in their own type."""
     if np.any(getattr(space, "start", 0)):
         raise ValueError(f"{what} {space!r} does not start at 0, which is not supported")
-    told = f"{what} {space!r} is not supported"
+    refusal = f"{what} {space!r} is not supported"
     has_counts = hasattr(space, "nvec")
     counts = np.asarray(space.nvec if has_counts else space.n)
     if counts.dtype.kind not in "iu" or np.any(counts < 1):
-        raise ValueError(f"{told}: numbers of choices must be whole and at least 1")
+        raise ValueError(f"{refusal}: numbers of choices must be whole and at least 1")
     if np.any(counts > HIGHEST):
         raise ValueError(f"{what} {space!r} has more than {HIGHEST:,} choices")
     shape = tuple(getattr(space, "shape", None) or ())
-    if (
-        has_counts
-        and shape
-        and (math.prod(shape) != counts.size or (counts.ndim > 1 and counts.shape != shape))
-    ):
+    if has_counts and shape:
+        has_shape_of_space = counts.ndim <= 1 or counts.shape == shape
+        if math.prod(shape) != counts.size or not has_shape_of_space:
+            raise ValueError(
+                f"{refusal}: it has shape {shape} and numbers of choices of shape {counts.shape}"
+            )
+    if not has_counts and not shape and counts.ndim:
         raise ValueError(
-            f"{told}: it has shape {shape} and numbers of choices of shape {counts.shape}"
+            f"{refusal}: its number of choices has shape {counts.shape}, it is not one number"
         )
-    if not (has_counts or shape) and counts.ndim:
-        raise ValueError(
-            f"{told}: its number of choices has shape {counts.shape}, it is not one number"
-        )
-    # MultiBinary has `n` bits
-    highest = 1 if not has_counts and shape else int(counts.max(initial=1)) - 1
+    highest = int(counts.max(initial=1)) - 1
+    if not has_counts and shape:  # MultiBinary, with `n` bits
+        highest = 1
     dtype = np.dtype(getattr(space, "dtype", None) or np.int32)
     is_bit = dtype.kind == "b" and highest <= 1
     if not is_bit and (dtype.kind not in "iu" or highest > np.iinfo(dtype).max):
-        raise ValueError(f"{told}: its type {dtype} does not hold its choice {highest}")
+        raise ValueError(f"{refusal}: its type {dtype} does not hold its choice {highest}")
 
 
 def _check_bounds(space: Any, what: str) -> None:
-    """Raise ValueError where a Box is not of real numbers, or has finite bounds that its own type
-    does not hold.
-    """
-    told = f"{what} {space!r} is not supported"
+    """Raise ValueError if a Box is not of real numbers, or its type does not hold its bounds."""
+    refusal = f"{what} {space!r} is not supported"
     dtype = np.dtype(getattr(space, "dtype", None) or np.float32)
     if dtype.itemsize > 8 or dtype.name.startswith(UNCOMMON) or not is_numeric(dtype):
         raise ValueError(
-            f"{told}: its type is {dtype}, which is none of real numbers in 8 to 64 bits"
+            f"{refusal}: its type is {dtype}, which is none of real numbers in 8 to 64 bits"
         )
     if jnp.issubdtype(dtype, jnp.floating):
         return
-    lowest, highest = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    lowest = 0
+    highest = 1
+    if dtype.kind != "b":
+        lowest = np.iinfo(dtype).min
+        highest = np.iinfo(dtype).max
     for bound in (space.low, space.high):
         bound = np.asarray(bound)
-        if np.any(np.isfinite(bound) & ((bound < lowest) | (bound > highest))):
+        is_outside = (bound < lowest) | (bound > highest)
+        if np.any(np.isfinite(bound) & is_outside):
             raise ValueError(
-                f"{told}: its type {dtype} holds {lowest} to {highest}, which its bounds exceed"
+                f"{refusal}: its type {dtype} holds {lowest} to {highest}, which its bounds exceed"
             )
 
 
 def as_seen(name: str, space: Space, obs: Any) -> tuple[Space, Any]:
-    """A space with the shapes of an observation, and the observation's types: what is declared is
-    sometimes wrong.
+    """Correct a space by an observation, because the declared one is sometimes wrong.
+
+    Args:
+        name: name of the environment.
+        space: the declared space.
+        obs: an observation, or its shapes and types.
+
+    Returns:
+        The space with the shapes of the observation, and the observation's types.
+
+    Raises:
+        UsageError: the observation does not fit the space at all.
     """
 
     def fitting(leaf, x):
-        if not isinstance(leaf, Box) and (
-            x.shape != leaf.shape or jnp.issubdtype(x.dtype, jnp.floating)
-        ):
-            given = f"observations of type {x.dtype} and shape {x.shape}"
+        is_box = isinstance(leaf, Box)
+        if not is_box and (x.shape != leaf.shape or jnp.issubdtype(x.dtype, jnp.floating)):
             raise UsageError(
-                f"environment {name}: it gives {given} where its space is {leaf} of shape "
-                f"{leaf.shape}"
+                f"environment {name}: it gives observations of type {x.dtype} and shape {x.shape} "
+                f"where its space is {leaf} of shape {leaf.shape}"
             )
-        if isinstance(leaf, Box) and x.dtype in (np.int32, np.uint32):
+        if is_box and x.dtype in (np.int32, np.uint32):
             bounds = np.abs(np.stack([leaf.low, leaf.high]))
             largest = np.max(bounds, where=bounds < UNBOUNDED, initial=0)
             if largest > np.float32(np.iinfo(x.dtype).max):
@@ -306,47 +322,58 @@ def as_seen(name: str, space: Space, obs: Any) -> tuple[Space, Any]:
                 f"environment {name}: networks cannot take observations of type {x.dtype}: "
                 "give float32"
             )
-        return (
-            leaf if not isinstance(leaf, Box) or leaf.shape == x.shape else _of_shape(leaf, x.shape)
-        )
+        if is_box and leaf.shape != x.shape:
+            return _of_shape(leaf, x.shape)
+        return leaf
 
-    if (found := jax.tree.structure(obs)) != jax.tree.structure(map_leaves(lambda leaf: 0, space)):
+    structure = jax.tree.structure(obs)
+    if structure != jax.tree.structure(map_leaves(lambda leaf: 0, space)):
         raise UsageError(
-            f"environment {name}: its observations have the structure {found}, their space "
+            f"environment {name}: its observations have the structure {structure}, their space "
             f"is {space}"
         )
     return map_leaves(fitting, space, obs), jax.tree.map(lambda x: x.dtype, obs)
 
 
 def _of_shape(leaf: Box, shape: tuple[int, ...]) -> Box:
-    """A Box of another shape, with the same bounds if those are the same everywhere, else without
-    any.
-    """
-    bounds = [set(np.ravel(bound).tolist()) for bound in (leaf.low, leaf.high)]
-    if any(len(numbers) != 1 for numbers in bounds):
+    """A Box of another shape, without bounds if they differ between its numbers."""
+    lows = set(np.ravel(leaf.low).tolist())
+    highs = set(np.ravel(leaf.high).tolist())
+    if len(lows) != 1 or len(highs) != 1:
         return box(shape)
-    return box(shape, *(numbers.pop() for numbers in bounds))._replace(dtype=leaf.dtype)
+    return box(shape, lows.pop(), highs.pop())._replace(dtype=leaf.dtype)
 
 
 def plain(obs: Any) -> Any:
-    """An observation in dictionaries and tuples, whatever kinds of mappings and sequences a suite
-    has.
-    """
+    """Convert all kinds of mappings and sequences in an observation to dictionaries and tuples."""
     if isinstance(obs, Mapping):
         return {str(name): plain(part) for name, part in obs.items()}
-    return tuple(map(plain, obs)) if isinstance(obs, (tuple, list)) else obs
+    if isinstance(obs, (tuple, list)):
+        return tuple(map(plain, obs))
+    return obs
 
 
 def map_leaves(function: Callable, space: Space, *trees: Any) -> Any:
-    """`function` of each leaf of a space, and of what the trees, in which elements are, have for
-    it; as such a tree.
+    """Apply `function` to each leaf of a space, with the parts of the trees that belong to it.
+
+    Args:
+        function: takes a leaf and one part of each tree.
+        space: the space.
+        trees: elements of the space, or trees of the same structure.
+
+    Returns:
+        A tree of results with the structure of an element.
     """
-    return as_tree([function(*found) for _, *found in leaves(space, *trees)], space)
+    results = [function(*parts) for _, *parts in leaves(space, *trees)]
+    return as_tree(results, space)
 
 
 def as_tree(values: Iterable[Any], space: Space) -> Any:
-    """An element of a space, with these values in place of its leaves; flax's own dictionaries
-    become plain ones.
+    """Build a tree with the structure of an element, in plain dictionaries and tuples.
+
+    Args:
+        values: one value for each leaf, in the order of `leaves`.
+        space: the space.
     """
     if isinstance(space, Leaf):
         return next(iter(values))
@@ -356,14 +383,23 @@ def as_tree(values: Iterable[Any], space: Space) -> Any:
 
 
 def leaves(space: Space, *trees: Any, name: str = "") -> Iterator[tuple[Any, ...]]:
-    """Of each leaf its name, such as `robot/joints`, the leaf, and what the trees have for it."""
+    """Iterate over the leaves of a space.
+
+    Args:
+        space: the space.
+        trees: elements of the space, or trees of the same structure.
+        name: name of the space, "" for the whole one.
+
+    Yields:
+        The name of a leaf, such as `robot/joints`, the leaf, and its part of each tree.
+    """
     if isinstance(space, Leaf):
         yield name, space, *trees
         return
     for key, part in _items(space):
-        yield from leaves(
-            part, *(x[key] for x in trees), name=f"{name}/{key}" if name else str(key)
-        )
+        subtrees = [tree[key] for tree in trees]
+        subname = f"{name}/{key}" if name else str(key)
+        yield from leaves(part, *subtrees, name=subname)
 
 
 def _items(space: Space) -> Iterable[tuple[Any, Space]]:
@@ -371,61 +407,79 @@ def _items(space: Space) -> Iterable[tuple[Any, Space]]:
 
 
 def batch_shape(obs: Any) -> tuple[int, ...]:
-    """(B,) of a batch of observations [B, ...]."""
+    """Batch axis (B,) of observations [B, ...]."""
     return jax.tree.leaves(obs)[0].shape[:1]
 
 
 def sample(key: jax.Array, space: Space, legal: jax.Array | None = None) -> Any:
-    """A uniformly random element, of choices a `legal` [sum(nvec)] one if given; normal where a Box
-    is unbounded.
+    """Draw an element uniformly; the numbers of an unbounded Box are normal.
+
+    Args:
+        key: a random key.
+        space: the space.
+        legal: [sum(nvec)] marks the choices that may be drawn; None: all.
     """
-    return map_leaves(
-        _sample_leaf, space, keys_of_parts(key, space), as_tree(masks_of_parts(legal, space), space)
-    )
+    keys = keys_of_parts(key, space)
+    masks = as_tree(masks_of_parts(legal, space), space)
+    return map_leaves(_sample_leaf, space, keys, masks)
 
 
 def _sample_leaf(leaf: Leaf, key: jax.Array, legal: jax.Array | None) -> jax.Array:
     if isinstance(leaf, Box):
         with np.errstate(over="ignore", invalid="ignore"):
-            bounded = np.isfinite(leaf.high - leaf.low)  # else also where float32 has no such width
+            bounded = np.isfinite(leaf.high - leaf.low)  # float32 has no width that is too large
         low = np.where(bounded, leaf.low, 0)
         high = np.where(bounded, leaf.high, 1)
         uniform = jax.random.uniform(key, leaf.shape, minval=low, maxval=high)
         return jnp.where(bounded, uniform, jax.random.normal(key, leaf.shape))
     if legal is None:
-        return jax.random.randint(key, leaf.shape, 0, jnp.array(leaf.nvec).reshape(leaf.shape))
-    parts = jnp.split(jnp.where(legal, 0.0, ILLEGAL), np.cumsum(leaf.nvec)[:-1])
+        counts = jnp.array(leaf.nvec).reshape(leaf.shape)
+        return jax.random.randint(key, leaf.shape, 0, counts)
+    logits = jnp.where(legal, 0.0, ILLEGAL)
+    parts = jnp.split(logits, np.cumsum(leaf.nvec)[:-1])
     keys = [key] if len(parts) == 1 else jax.random.split(key, len(parts))
-    picks = [
-        jax.random.categorical(*one).astype(jnp.int32) for one in zip(keys, parts, strict=True)
-    ]
-    return jnp.stack(picks).reshape(leaf.shape)
+    choices = []
+    for part_key, part in zip(keys, parts, strict=True):
+        choice = jax.random.categorical(part_key, part)
+        choices.append(choice.astype(jnp.int32))
+    return jnp.stack(choices).reshape(leaf.shape)
 
 
 def choices_of(space: Space) -> list[int]:
-    """How many choices each component of an action has; those of a Box have none to be masked."""
-    return [n for _, leaf in leaves(space) if not isinstance(leaf, Box) for n in leaf.nvec]
+    """Number of choices of each component of an action; a Box has none."""
+    counts = []
+    for _, leaf in leaves(space):
+        if not isinstance(leaf, Box):
+            counts += leaf.nvec
+    return counts
 
 
 def masks_of_parts(legal: jax.Array | None, space: Space) -> list[jax.Array | None]:
-    """The part of `legal` [..., sum(nvec)] for each leaf of an action; None for a Box, and where
-    there is none.
+    """The part of `legal` [..., sum(nvec)] for each leaf of an action.
+
+    It is None for a Box, and everywhere if `legal` is None.
     """
     masks = []
     start = 0
     for _, leaf in leaves(space):
-        size = sum(choices_of(leaf))
-        masks.append(None if legal is None or not size else legal[..., start : start + size])
-        start += size
+        end = start + sum(choices_of(leaf))
+        is_masked = legal is not None and end > start
+        masks.append(legal[..., start:end] if is_masked else None)
+        start = end
     return masks
 
 
 def clip(action: Any, space: Space, batch: tuple[int, ...] = (), np: Any = jnp) -> Any:
-    """Actions [*batch, A] or [*batch, *shape] in shape and type of the environment, those of a Box
-    clipped.
+    """Convert actions to the environment's shapes and types, and clip those of a Box.
 
-    Those that are whole numbers there become the nearest ones, as a cast hardly ever gives the
-    highest. `np` may be NumPy.
+    Actions that are whole numbers in the environment are rounded: a cast would hardly ever give the
+    highest one.
+
+    Args:
+        action: [*batch, A] or [*batch, *shape].
+        space: the action space.
+        batch: shape of the batch.
+        np: NumPy, or JAX's version of it.
     """
 
     def clipped(leaf, x):
@@ -441,35 +495,41 @@ def clip(action: Any, space: Space, batch: tuple[int, ...] = (), np: Any = jnp) 
 
 
 def encode(observation: jax.Array, space: Leaf) -> jax.Array:
-    """A batch of raw observations as network input, float32: [..., *shape] or, one-hot, [...,
-    sum(nvec)].
+    """Encode a batch of raw observations as network input, float32.
 
     Bytes become 0..1, see `byte_range`. Arrays that are not images [H, W, C] are flattened.
+
+    Returns:
+        Numbers [..., *shape], or one-hot choices [..., sum(nvec)].
     """
-    if not isinstance(space, Box):
-        batch = observation.shape[: observation.ndim - len(space.shape)]
-        components = observation.astype(jnp.int32).reshape(*batch, len(space.nvec))
-        if len(set(space.nvec)) == 1:
-            return jax.nn.one_hot(components, space.nvec[0]).reshape(
-                *components.shape[:-1], sum(space.nvec)
-            )
-        parts = [jax.nn.one_hot(components[..., i], n) for i, n in enumerate(space.nvec)]
-        return jnp.concatenate(parts, axis=-1)
     batch = observation.shape[: observation.ndim - len(space.shape)]
+    if not isinstance(space, Box):
+        return _one_hot(observation.astype(jnp.int32), space.nvec, batch)
     shape = space.shape if is_image(space) else (math.prod(space.shape),)
     numbers = observation.astype(jnp.float32).reshape(*batch, *shape)
     if observation.dtype != jnp.uint8:
         return numbers
-    low, size = (bound.reshape(shape) for bound in byte_range(space))
-    numbers = numbers - low if np.any(low) else numbers
-    return numbers / (size.flat[0] if len(set(size.flat)) == 1 else size)
+    low, size = byte_range(space)
+    if np.any(low):
+        numbers = numbers - low.reshape(shape)
+    is_same_size = len(set(size.flat)) == 1
+    return numbers / (size.flat[0] if is_same_size else size.reshape(shape))
+
+
+def _one_hot(choices: jax.Array, nvec: tuple[int, ...], batch: tuple[int, ...]) -> jax.Array:
+    """Encode choices [*batch, *shape] as [*batch, sum(nvec)]."""
+    components = choices.reshape(*batch, len(nvec))
+    if len(set(nvec)) == 1:
+        encoded = jax.nn.one_hot(components, nvec[0])
+        return encoded.reshape(*batch, sum(nvec))
+    parts = [jax.nn.one_hot(components[..., i], count) for i, count in enumerate(nvec)]
+    return jnp.concatenate(parts, axis=-1)
 
 
 def byte_range(space: Box) -> tuple[np.ndarray, np.ndarray]:
-    """The lowest bytes, and how far the highest are from those, by the bounds of `space`; 0 and 255
-    where it has none.
+    """The lowest bytes, and the distances of the highest from them, by the bounds of `space`.
 
-    There are none where they are infinite, or the same: then nobody knows what else comes.
+    They are 0 and 255 where bounds are infinite, or equal: then the observed bytes are unknown.
     """
     low = np.maximum(space.low, 0)
     high = np.minimum(space.high, 255)
@@ -483,17 +543,18 @@ def is_bits(leaf: Leaf) -> bool:
 
 
 def flat_size(space: Space) -> int:
-    """How many numbers an element is, encoded."""
-    return sum(
-        math.prod(leaf.shape) if isinstance(leaf, Box) else sum(leaf.nvec)
-        for _, leaf in leaves(space)
-    )
+    """Number of numbers of an encoded element."""
+    size = 0
+    for _, leaf in leaves(space):
+        size += math.prod(leaf.shape) if isinstance(leaf, Box) else sum(leaf.nvec)
+    return size
 
 
 def keys_of_parts(key: jax.Array, space: Space) -> Any:
-    """A key for each leaf; the key itself where there is one."""
+    """Keys of the leaves; the key itself if there is one leaf."""
     count = len(list(leaves(space)))
-    return as_tree([key] if count == 1 else jax.random.split(key, count), space)
+    keys = [key] if count == 1 else jax.random.split(key, count)
+    return as_tree(keys, space)
 
 
 def is_image(space: Space) -> bool:
@@ -501,14 +562,13 @@ def is_image(space: Space) -> bool:
 
 
 class EnvSpec(NamedTuple):
-    """What a policy has to know of its environment."""
+    """Properties of an environment that a policy depends on."""
 
     name: str
     observation_space: Space
-    obs_dtype: Any  # NumPy's type of an observation, a tree of types where it has parts
+    obs_dtype: Any  # NumPy's type of an observation, or a tree of types
     action_space: Space
-    # Names of parts that the environment gives as [C, H, W], not [H, W, C]
-    channels_first: tuple[str, ...] = ()
+    channels_first: tuple[str, ...] = ()  # names of images that the environment has as [C, H, W]
 
     @property
     def obs_like(self) -> Any:
@@ -522,25 +582,30 @@ class EnvSpec(NamedTuple):
     @property
     def given_like(self) -> Any:
         """Shape and type of an observation as the environment gives it."""
-        found = []
+        shapes = []
         for name, leaf, like in leaves(self.observation_space, self.obs_like):
-            channels_first = name in self.channels_first and is_image(leaf)
-            shape = (like.shape[2], *like.shape[:2]) if channels_first else like.shape
-            found.append(jax.ShapeDtypeStruct(shape, like.dtype))
-        return as_tree(found, self.observation_space)
+            shape = like.shape
+            if name in self.channels_first and is_image(leaf):
+                height, width, channels = shape
+                shape = channels, height, width
+            shapes.append(jax.ShapeDtypeStruct(shape, like.dtype))
+        return as_tree(shapes, self.observation_space)
 
     def with_channels_last(self, obs: Any) -> Any:
-        """Observations [..., *shape], as the environment gives them or with channels last already,
-        with those last.
+        """Move the channels of images behind their sides, if they are not there already.
+
+        Args:
+            obs: observations [..., *shape], as the environment gives them or with channels last.
         """
-        found = []
-        for name, _, given, like, x in leaves(
-            self.observation_space, self.given_like, self.obs_like, obs
-        ):
-            moves = name in self.channels_first and x.shape[-3:] == given.shape != like.shape
-            numpy = jnp if isinstance(x, jax.Array) else np
-            found.append(numpy.moveaxis(x, -3, -1) if moves else x)
-        return as_tree(found, self.observation_space)
+        parts = []
+        space = self.observation_space
+        for name, _, given, like, x in leaves(space, self.given_like, self.obs_like, obs):
+            is_given = x.shape[-3:] == given.shape != like.shape
+            if name in self.channels_first and is_given:
+                numpy = jnp if isinstance(x, jax.Array) else np
+                x = numpy.moveaxis(x, -3, -1)
+            parts.append(x)
+        return as_tree(parts, space)
 
     def example_obs(self, *batch: int) -> Any:
         """A batch of observations, all zeros."""
@@ -558,23 +623,24 @@ class EnvSpec(NamedTuple):
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "EnvSpec":
         """The inverse of `to_json`."""
-        observation, action = (
-            _from_json(stored[name]) for name in ("observation_space", "action_space")
-        )
-        dtype = map_leaves(
-            lambda leaf, name: _narrow(leaf, _stored_dtype(name)), observation, stored["obs_dtype"]
-        )
+
+        def dtype_of(leaf: Leaf, name: str) -> np.dtype:
+            return _narrow(leaf, _stored_dtype(name))
+
+        observation_space = _from_json(stored["observation_space"])
         return cls(
-            str(stored["name"]),
-            observation,
-            dtype,
-            action,
-            tuple(map(str, stored.get("channels_first", ()))),
+            name=str(stored["name"]),
+            observation_space=observation_space,
+            obs_dtype=map_leaves(dtype_of, observation_space, stored["obs_dtype"]),
+            action_space=_from_json(stored["action_space"]),
+            channels_first=tuple(map(str, stored.get("channels_first", ()))),
         )
 
 
 def _narrow(leaf: Leaf, dtype: np.dtype) -> np.dtype:
-    return narrow(dtype, leaf.low, leaf.high) if isinstance(leaf, Box) else narrow(dtype)
+    if isinstance(leaf, Box):
+        return narrow(dtype, leaf.low, leaf.high)
+    return narrow(dtype)
 
 
 def _to_json(space: Space) -> dict[str, Any]:
@@ -583,20 +649,32 @@ def _to_json(space: Space) -> dict[str, Any]:
     if not isinstance(space, Leaf):
         return {"type": "Tuple", "parts": list(map(_to_json, space))}
     stored = {"type": type(space).__name__, "shape": list(space.shape)}
-    stored |= {} if space.dtype is None else {"dtype": str(space.dtype)}
+    if space.dtype is not None:
+        stored["dtype"] = str(space.dtype)
     if isinstance(space, Discrete):
         return stored | {"n": space.n}
     if isinstance(space, MultiDiscrete):
         return stored | {"nvec": list(space.nvec)}
-    # One number where all are the same, else all of them in order; None is unbounded
-    for name in ("low", "high"):
-        numbers = [float(x) if np.isfinite(x) else None for x in np.ravel(getattr(space, name))]
-        stored[name] = numbers[0] if len(set(numbers)) == 1 else numbers
-    return stored
+    return stored | {"low": _bounds_to_json(space.low), "high": _bounds_to_json(space.high)}
+
+
+def _bounds_to_json(bound: np.ndarray) -> float | list[float | None] | None:
+    """One number if all are the same, otherwise all in order; None is unbounded."""
+    numbers = [float(x) if np.isfinite(x) else None for x in np.ravel(bound)]
+    return numbers[0] if len(set(numbers)) == 1 else numbers
+
+
+def _bounds_from_json(stored: Any, shape: tuple[int, ...], unbounded: float) -> np.ndarray:
+    """The inverse of `_bounds_to_json`."""
+    bound = np.array(stored, np.float32)  # None becomes NaN
+    bound = np.where(np.isnan(bound), unbounded, bound)
+    if bound.ndim:
+        bound = bound.reshape(shape)
+    return np.broadcast_to(bound, shape)
 
 
 def _stored_dtype(name: str) -> np.dtype:
-    """Raise ValueError where a stored type is none of real numbers."""
+    """Convert the name of a type; raise ValueError if it is none of real numbers."""
     dtype = jnp.dtype(name)
     if not is_numeric(dtype):
         raise ValueError(f"{dtype} is no type of numbers")
@@ -620,8 +698,9 @@ def _from_json(stored: dict[str, Any]) -> Space:
         return Discrete(stored["n"], dtype)
     if stored["type"] == "MultiDiscrete":
         return MultiDiscrete(tuple(stored["nvec"]), None if len(shape) == 1 else shape, dtype)
-    low, high = (np.array(stored[name], np.float32) for name in ("low", "high"))  # None becomes NaN
-    low = np.where(np.isnan(low), -np.inf, low)
-    high = np.where(np.isnan(high), np.inf, high)
-    low, high = (np.broadcast_to(x.reshape(shape if x.ndim else ()), shape) for x in (low, high))
-    return Box(low=low, high=high, shape=shape, dtype=dtype)
+    return Box(
+        low=_bounds_from_json(stored["low"], shape, -np.inf),
+        high=_bounds_from_json(stored["high"], shape, np.inf),
+        shape=shape,
+        dtype=dtype,
+    )

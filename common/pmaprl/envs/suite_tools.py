@@ -1,5 +1,4 @@
-"""Imports, checks of parameters and errors of code that is not ours, such as suites of
-environments.
+"""Tools for code that is not ours, such as suites: imports, checks of parameters, readable errors.
 
 Processes of environments import this too, so it imports nothing slow.
 """
@@ -28,18 +27,34 @@ COUNTS = (
     "max_num_steps_per_episodes",
     "max_steps",
     "time_limit",
+    "episode_length",
+    "action_repeat",
+    "frame_skip",
+    "fps",
+    "instruction_frequency",
 )
-COUNTS += "episode_length", "action_repeat", "frame_skip", "fps", "instruction_frequency"
 """Parameters that count steps or frames, and so are at least 1."""
 
-EXTRAS = {"mujoco_playground": "playground", "envpool": "host", "ale_py": "", "jax2onnx": "onnx"}
-EXTRAS |= {"onnxruntime": "onnx"}
-"""The extras of pyproject.toml that are not named as the package that they bring; "" is none."""
+EXTRAS = {
+    "mujoco_playground": "playground",
+    "envpool": "host",
+    "ale_py": "",
+    "jax2onnx": "onnx",
+    "onnxruntime": "onnx",
+}
+"""Extras of pyproject.toml, by package, if they have other names than it; "" is no extra."""
 
 
 def changed_params(name: str, known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The values that are `given`, in the types of those that are `known`: numbers, switches,
-    words, tuples of them.
+    """Convert a user's parameters to the types of the known ones.
+
+    Args:
+        name: name of the environment, for messages.
+        known: parameters and their values: numbers, switches, words, tuples of them.
+        given: the user's values of some of them.
+
+    Raises:
+        UsageError: a parameter is unknown, of another type, or no device can compute with it.
     """
     for field, value in given.items():
         if field not in known:
@@ -50,7 +65,8 @@ def changed_params(name: str, known: dict[str, Any], given: dict[str, Any]) -> d
             raise UsageError(
                 f"{name} parameter {field!r} must be like {known[field]!r}, got {value!r}"
             )
-        if rule := _rule_of_devices(value, known[field]):
+        rule = _rule_of_devices(value, known[field])
+        if rule:
             raise UsageError(f"{name} parameter {field!r} must be {rule}, got {value!r}")
         if field in COUNTS:
             check_time_limit(name, field, value)
@@ -58,32 +74,30 @@ def changed_params(name: str, known: dict[str, Any], given: dict[str, Any]) -> d
 
 
 def _is_like(value: Any, known: Any) -> bool:
-    """Whether `value` can stand where `known` does: a switch for a switch, a finite number for a
-    number, and so on.
-    """
+    """True if `value` can replace `known`: a switch a switch, a finite number a number, etc."""
     if isinstance(known, tuple):
-        return (
-            isinstance(value, list)
-            and len(value) == len(known)
-            and all(map(_is_like, value, known))
-        )
-    if isinstance(value, bool) or isinstance(known, bool) or not isinstance(known, int | float):
+        has_length = isinstance(value, list) and len(value) == len(known)
+        return has_length and all(map(_is_like, value, known))
+    is_switch = isinstance(value, bool) or isinstance(known, bool)
+    if is_switch or not isinstance(known, int | float):
         return type(value) is type(known)
-    return isinstance(value, int | float) and math.isfinite(value) and type(known)(value) == value
+    is_finite = isinstance(value, int | float) and math.isfinite(value)
+    return is_finite and type(known)(value) == value
 
 
 def is_number(x: Any) -> bool:
-    """Tell a plain number, or one of NumPy's or JAX's, from everything else."""
+    """True for a plain number, or one of NumPy's or JAX's."""
+    if isinstance(x, bool | int | float):
+        return True
     kind = getattr(getattr(x, "dtype", None), "kind", "O")  # PyTorch's types have none
-    return isinstance(x, bool | int | float) or (kind in "biuf" and x.shape == ())
+    return kind in "biuf" and x.shape == ()
 
 
 def _rule_of_devices(value: Any, known: Any) -> str:
-    """Rule, in words, that a number in place of a `known` one breaks, as devices cannot compute
-    with it; else empty.
-    """
+    """Rule, in words, that a number breaks if devices cannot compute with it; "" if they can."""
     if isinstance(known, tuple):
-        return next(filter(None, map(_rule_of_devices, value, known)), "")
+        rules = map(_rule_of_devices, value, known)
+        return next(filter(None, rules), "")
     if isinstance(known, float):
         return float32_rule(float(value))
     is_large = isinstance(known, int) and abs(value) > LARGEST
@@ -91,8 +105,10 @@ def _rule_of_devices(value: Any, known: Any) -> str:
 
 
 def own_names(environment: Any) -> tuple[str, ...]:
-    """The `obs_names` that an environment of somebody's own may have; raises UsageError where they
-    are no texts.
+    """The `obs_names` that a user's environment may have.
+
+    Raises:
+        UsageError: they are no texts.
     """
     names = getattr(environment, "obs_names", ())
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
@@ -101,14 +117,14 @@ def own_names(environment: Any) -> tuple[str, ...]:
 
 
 def settable(values: Callable | Mapping[str, Any]) -> dict[str, Any]:
-    """Of `values`, or of a constructor's arguments with defaults, those that --env-params can
-    change.
+    """Select the parameters that --env-params can change.
+
+    Args:
+        values: parameters and their values, or a constructor, whose arguments have defaults.
     """
     if callable(values):
-        values = {
-            argument.name: argument.default
-            for argument in inspect.signature(values).parameters.values()
-        }
+        arguments = inspect.signature(values).parameters
+        values = {name: argument.default for name, argument in arguments.items()}
     return {
         name: value
         for name, value in values.items()
@@ -117,7 +133,7 @@ def settable(values: Callable | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_time_limit(name: str, parameter: str, steps: int) -> None:
-    """Raise UsageError where a `parameter` leaves no step to an episode, or cannot be counted."""
+    """Raise UsageError if a `parameter` leaves no step to an episode, or cannot be counted."""
     if not 1 <= steps <= LARGEST:
         raise UsageError(
             f"{name} parameter {parameter!r} must be at least 1 and at most {LARGEST:,}, got "
@@ -126,7 +142,7 @@ def check_time_limit(name: str, parameter: str, steps: int) -> None:
 
 
 def refuse_params(params: dict[str, Any], taken: Iterable[str]) -> None:
-    """Raise UsageError where `params` has one of the names that are not the user's to set there."""
+    """Raise UsageError if `params` has one of the names that other flags set."""
     for name in taken:
         if name in params:
             raise UsageError(f"--env-params cannot set {name!r}: it follows from other flags")
@@ -134,14 +150,15 @@ def refuse_params(params: dict[str, Any], taken: Iterable[str]) -> None:
 
 @contextmanager
 def quiet():
-    """Without warnings and what a suite prints, as of parts that are not installed; not for threads
-    of actors.
+    """Hide warnings and the output of a suite, such as notes on parts that are not installed.
+
+    Not for threads of actors, because it redirects the output of the whole process.
     """
     printed = io.StringIO()
     console = sys.__stdout__
     errors = sys.stderr
     try:
-        # Which jaxmarl puts in the place of `sys.stdout`; it moves `sys.stderr` too
+        # jaxmarl replaces `sys.stdout` by `sys.__stdout__`, and `sys.stderr` too
         sys.__stdout__ = printed
         with warnings.catch_warnings(action="ignore"), redirect_stdout(printed):
             yield
@@ -151,8 +168,14 @@ def quiet():
 
 
 def import_package(package: str, use: str = "") -> ModuleType:
-    """A package that is an extra, or a module of it. Raises UsageError, with how to get it and what
-    for: its `use`.
+    """Import a package that is an extra, or a module of it.
+
+    Args:
+        package: name of the package or module.
+        use: reason why it is needed, for the error.
+
+    Raises:
+        UsageError: it is not installed; the message says how to install it.
     """
     root = package.partition(".")[0]
     extra = EXTRAS.get(root, root)
@@ -160,21 +183,21 @@ def import_package(package: str, use: str = "") -> ModuleType:
         with nullcontext() if extra in ("", "host") else quiet():
             return importlib.import_module(package)
     except ImportError as error:
-        what = f'-e ".[{extra}]"' if extra else root.replace("_", "-")
-        raise UsageError(f"{root} cannot be imported{use}: pip install {what} ({error})") from error
+        target = f'-e ".[{extra}]"' if extra else root.replace("_", "-")
+        raise UsageError(
+            f"{root} cannot be imported{use}: pip install {target} ({error})"
+        ) from error
 
 
 @contextmanager
-def readable_errors(what: str):
-    """Turn every other exception into a UsageError that says `what` went wrong, why, and where in
-    the user's code.
-    """
+def readable_errors(failure: str):
+    """Turn exceptions into a UsageError that names the `failure`, its reason, and its place."""
     try:
         yield
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{what}: {reason(error)}{place_in_code(error)}") from error
+        raise UsageError(f"{failure}: {reason(error)}{place_in_code(error)}") from error
 
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -182,23 +205,28 @@ NOT_THE_USERS = f"{PACKAGE}/", f"{sysconfig.get_path('stdlib')}/", "<"
 
 
 def place_in_code(error: BaseException) -> str:
-    """Place in the user's own code where an exception arose, to follow its text; empty where there
-    is none.
+    """Place in the user's own code at which an exception arose, to follow its text; "" if none.
 
     JAX traces environments, so the innermost line of a traceback is hardly ever the one to mend.
-    The cause of an error may be the text of a traceback, of another process.
+    The cause of an error may be the text of a traceback in another process.
     """
-    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [(frame.filename, frame.lineno) for frame in frames]
     places += re.findall(r'File "(.+)", line (\d+)', str(error.__cause__ or ""))
+    here = Path.cwd()
     for file, line in reversed(places):
-        if not file.startswith(NOT_THE_USERS) and "site-packages" not in file:
-            path = Path(file)
-            near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-            return f" ({near}, line {line})"
+        if file.startswith(NOT_THE_USERS) or "site-packages" in file:
+            continue
+        path = Path(file)
+        if path.is_relative_to(here):
+            path = path.relative_to(here)
+        return f" ({path}, line {line})"
     return ""
 
 
 def reason(error: BaseException) -> str:
-    """An exception in one line."""
-    kind = "" if isinstance(error, FailedEnvError | UsageError) else f"{type(error).__name__}: "
-    return f"{kind}{error}".splitlines()[0][:300].removesuffix(": ")
+    """Describe an exception in one line."""
+    text = str(error)
+    if not isinstance(error, FailedEnvError | UsageError):
+        text = f"{type(error).__name__}: {text}"
+    return text.splitlines()[0][:300].removesuffix(": ")

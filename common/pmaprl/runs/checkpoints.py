@@ -1,9 +1,8 @@
-"""Checkpoints of a whole run with orbax: plain arrays under names such as
-`learner/params/actor/params/Dense_0/kernel`.
+"""Checkpoints of a whole run with orbax, one folder per step.
 
-There is one folder per step. A checkpoint holds data only: no pickled objects, no code. Arrays are
-global, so it loads on any number of devices and processes; of several each writes and reads the
-rows of its own environments.
+A checkpoint holds data only, no pickled objects and no code: plain arrays under names such as
+`learner/params/actor/params/Dense_0/kernel`. Arrays are global, so it loads on any number of
+devices and processes. Each of several processes writes and reads the rows of its own environments.
 """
 
 import errno
@@ -34,52 +33,54 @@ from pmaprl.device import multihost
 from pmaprl.device.sharding import Arrays
 from pmaprl.envs.suite_tools import reason
 
-ROWS = "actors"  # the part of arrays [S, N, ...] of environments; a process has its own N
-CHECKSUM = "sha256/"  # what the names of checksums begin with
+ROWS = "actors"  # part of a state with arrays [S, N, ...]; a process has its own N environments
+CHECKSUM = "sha256/"  # beginning of the names of checksums
 ADDED = "/count_high", "/mean_rest", "/m2_rest"
 """Ends of the names of arrays that older versions did not save; they begin with zeros."""
-FOLDER = "checkpoints"  # in the directory of a run
-DELETED = ".deleted"  # what the name of a checkpoint ends with while it is being deleted
-DAMAGED = ".damaged"  # once it was found not to load: it does not count any more
-UNFINISHED = ".orbax-checkpoint-tmp"  # while it is being written, as orbax has it
-METADATA = "_CHECKPOINT_METADATA"  # orbax's file in the folder of a checkpoint, with its evaluation
-EVALUATION = "metrics/metrics"  # likewise of an evaluation that came later, which counts
-PATIENCE = 10  # seconds for a save that other processes may not go on with
+FOLDER = "checkpoints"  # folder in the directory of a run
+DELETED = ".deleted"  # end of a checkpoint's name while it is being deleted
+DAMAGED = ".damaged"  # end of its name once it has failed to load, and does not count any more
+UNFINISHED = ".orbax-checkpoint-tmp"  # orbax's end of its name while it is being written
+METADATA = "_CHECKPOINT_METADATA"  # orbax's file in a checkpoint, with its evaluation
+EVALUATION = "metrics/metrics"  # file of an evaluation that came later, and has priority
+PATIENCE = 10  # seconds to wait for a save that other processes may have given up
 KNOWN_FAILURES = (
     "No space left on device|File too large|Disk quota exceeded|Read-only file "
     "system|Permission denied"
 )
-# Of files that are not what they were
+# Errors of files that have changed since they were written
 DAMAGE_ERRNOS = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL
 
 
 def part_of(name: str) -> str:
-    """The part of a state that an array belongs to, or that it is a checksum of: `learner`,
-    `actors` or `run`.
-    """
+    """Part of a state, `learner`, `actors` or `run`, that an array or checksum belongs to."""
     return name.removeprefix(CHECKSUM).split("/")[0]
 
 
 def sha256(arrays: Arrays) -> str:
     """Checksum over names, types, shapes and every byte."""
-    return _digest_rows({name: array[None] for name, array in arrays.items()}).tobytes().hex()
+    digests = _digest_rows({name: array[None] for name, array in arrays.items()})
+    return digests.tobytes().hex()
 
 
 def checksums(arrays: Arrays) -> Arrays:
-    """Checksums of the parts of a state: `sha256/learner` [1, 32] and so on, `sha256/actors` [1, N,
-    32].
+    """Checksums of the parts of a state.
 
-    The latter has one of each environment, so that every process can check its own, however many
-    processes have saved.
+    `sha256/actors` has one for each environment, so that every process can check its own, however
+    many processes have saved.
+
+    Returns:
+        `sha256/actors` [1, N, 32], and `sha256/learner` [1, 32] and so on for the other parts.
     """
-    rows = defaultdict(dict)  # [N, ...] by part; the other parts are one row each
+    rows = defaultdict(dict)  # arrays [N, ...] by part; parts without environments are one row
     for name, x in arrays.items():
-        rows[part_of(name)][name] = np.moveaxis(x, 1, 0) if part_of(name) == ROWS else x[None]
-    digests = {part: _digest_rows(of_part) for part, of_part in rows.items()}
-    return {
-        f"{CHECKSUM}{part}": digest[None] if part == ROWS else digest
-        for part, digest in digests.items()
-    }
+        part = part_of(name)
+        rows[part][name] = np.moveaxis(x, 1, 0) if part == ROWS else x[None]
+    sums = {}
+    for part, arrays_of_part in rows.items():
+        digests = _digest_rows(arrays_of_part)
+        sums[f"{CHECKSUM}{part}"] = digests[None] if part == ROWS else digests
+    return sums
 
 
 def _digest_rows(arrays: Arrays) -> np.ndarray:
@@ -90,18 +91,21 @@ def _digest_rows(arrays: Arrays) -> np.ndarray:
     digests = [kinds.copy() for _ in next(iter(arrays.values()))]
     for name in sorted(arrays):
         rows = np.ascontiguousarray(arrays[name])
-        for digest, row in zip(digests, rows.reshape(len(rows), -1).view(np.uint8), strict=True):
+        in_bytes = rows.reshape(len(rows), -1).view(np.uint8)
+        for digest, row in zip(digests, in_bytes, strict=True):
             digest.update(row)
     return np.stack([np.frombuffer(digest.digest(), np.uint8) for digest in digests])
 
 
 class Mismatch(UsageError):
-    """Stored arrays are not those that are wanted."""
+    """Error of stored arrays that do not fit the flags."""
 
 
 def overall(returns: Sequence[float], is_population: bool = False) -> float:
-    """One number of returns [S]: the mean of seeds; of a population the best finite one. -inf
-    without any.
+    """Reduce returns [S] to the mean of seeds, or the best finite one of a population.
+
+    Returns:
+        The number; -inf if there is none.
     """
     if is_population:
         return max(filter(np.isfinite, returns), default=-np.inf)
@@ -109,7 +113,7 @@ def overall(returns: Sequence[float], is_population: bool = False) -> float:
 
 
 class Damaged(Exception):
-    """A checkpoint that does not load, whoever reads it."""
+    """Error of a checkpoint that does not load for anybody."""
 
     def __init__(self, step: int, error: Exception):
         self.step = step
@@ -117,17 +121,14 @@ class Damaged(Exception):
 
 
 def step_of(name: str) -> int | None:
-    """The step of the checkpoint whose folder has this `name`; None where one is unfinished or does
-    not count.
-    """
+    """Step of the checkpoint whose folder has this name; None if it is unfinished or damaged."""
     return int(name) if re.fullmatch("0|[1-9][0-9]*", name) else None
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a folder with this `name` is a checkpoint, was one, or was to become one."""
-    return (
-        re.fullmatch(rf"(0|[1-9][0-9]*)(({DELETED}|{DAMAGED}|{UNFINISHED}).*)?", name) is not None
-    )
+    """True for the name of a checkpoint's folder, also while it is written or deleted."""
+    pattern = rf"(0|[1-9][0-9]*)(({DELETED}|{DAMAGED}|{UNFINISHED}).*)?"
+    return re.fullmatch(pattern, name) is not None
 
 
 class Checkpoints:
@@ -140,11 +141,15 @@ class Checkpoints:
         keep_best: bool = False,
         is_population: bool = False,
     ):
-        """Keep the newest `keep` checkpoints (0 = all) and, with `keep_best`, the one with the best
-        evaluation.
+        """Prepare a folder, without touching it before the first `save` or `wait`.
 
-        Nothing in `directory` is touched before the first `save` or `wait`: another process may be
-        writing there.
+        Until then another process may be writing there.
+
+        Args:
+            directory: the folder; None: save nothing.
+            keep: number of newest checkpoints to keep; 0: all.
+            keep_best: keep the checkpoint with the best evaluation too.
+            is_population: the agents are members, not seeds.
         """
         self.directory = directory
         self._keep = keep
@@ -152,50 +157,55 @@ class Checkpoints:
         self._is_population = is_population
         # Steps whose evaluation is under way, one of which may be the best
         self.under_evaluation: Iterable[int] = ()
-        # The step whose save is under way, and a handle with its `result`
+        # Step whose save is under way, and a handle with its `result`
         self._saving: tuple[int, Any] | None = None
 
     def steps(self) -> list[int]:
-        """The steps that have a folder, oldest first; also damaged ones that no resume has set
-        aside.
-        """
-        return sorted(step for path in self._folders() if (step := step_of(path.name)) is not None)
+        """Steps that have a folder, oldest first; damaged ones too, until a resume renames them."""
+        steps = [step_of(path.name) for path in self._folders()]
+        return sorted(step for step in steps if step is not None)
 
     def path(self, step: int) -> Path:
-        """The folder of a checkpoint, whether it is there or not."""
+        """The folder of a checkpoint, which need not exist."""
         return self.directory / str(step)
 
     def _folders(self) -> list[Path]:
         return entries_of(self.directory) if self.directory else []
 
     def evaluations(self) -> dict[int, list[float]]:
-        """The mean greedy return of each seed, by the step of every checkpoint that was
-        evaluated.
-        """
-        return {
-            step: returns for step in self.steps() if (returns := _stored_returns(self.path(step)))
-        }
+        """The mean greedy return of each seed, by step of the checkpoints that were evaluated."""
+        returns = {step: _stored_returns(self.path(step)) for step in self.steps()}
+        return {step: numbers for step, numbers in returns.items() if numbers}
 
     def by_return(self, agent: int | None = None) -> list[int]:
-        """Steps of checkpoints with a finite return, the best one last, of equal ones the newest:
-        for the `agent` at this place, or for all together.
+        """Sort the steps of evaluated checkpoints by return, the best last, and the newer of two.
+
+        Args:
+            agent: index of an agent; None: compare all agents together.
+
+        Returns:
+            The steps with a finite return.
         """
-        known = {step: x for step, x in self.evaluations().items() if len(x) > (agent or 0)}
-        returns = {
-            step: overall(x, self._is_population) if agent is None else x[agent]
-            for step, x in known.items()
-        }
-        return sorted(
-            filter(lambda step: np.isfinite(returns[step]), returns),
-            key=lambda step: (returns[step], step),
-        )
+        ranks = []
+        for step, returns in self.evaluations().items():
+            if agent is None:
+                number = overall(returns, self._is_population)
+            else:
+                number = returns[agent] if agent < len(returns) else -np.inf
+            if np.isfinite(number):
+                ranks.append((number, step))
+        return [step for _, step in sorted(ranks)]
 
     def best(self) -> tuple[int, list[float]]:
-        """The step of the best evaluation stored with a checkpoint, and the return of each agent;
-        (0, []) without.
+        """Find the best evaluation that is stored with a checkpoint.
+
+        Returns:
+            Its step, and the return of each agent; (0, []) if there is none.
         """
-        best = self.by_return()[-1:]
-        return (best[0], self.evaluations()[best[0]]) if best else (0, [])
+        steps = self.by_return()
+        if not steps:
+            return 0, []
+        return steps[-1], self.evaluations()[steps[-1]]
 
     def load(
         self,
@@ -204,51 +214,59 @@ class Checkpoints:
         optional: tuple[str, ...] = (),
         candidates: Callable[[], list[int]] | None = None,
     ) -> tuple[int, Arrays, list[Damaged]]:
-        """The last of the `candidates`, which are all steps if not given, that loads, and what does
-        not.
+        """Load the last candidate that loads.
 
-        Returns (step, arrays, damaged ones). `candidates` is asked again after each that does not
-        load, because a run that goes on deletes some and saves others. The rest is as in `read`.
-        Raises UsageError where none loads.
+        Args:
+            like: see `read`.
+            only: see `read`.
+            optional: see `read`.
+            candidates: returns steps, the preferred one last; None: all steps. It is called again
+                after each step that does not load, because a run that goes on deletes some
+                checkpoints and saves others.
+
+        Returns:
+            The step, its arrays, and the damaged checkpoints.
+
+        Raises:
+            UsageError: none loads.
         """
         damaged = []
         tried = set()
-        while left := [
-            step for step in multihost.on_first(candidates or self.steps) if step not in tried
-        ]:
-            step = left[-1]
+        while True:
+            steps = multihost.on_first(candidates or self.steps)
+            untried = [step for step in steps if step not in tried]
+            if not untried:
+                break
+            step = untried[-1]
             tried.add(step)
             try:
-                return (
-                    step,
-                    multihost.all_or_none(read, self.path(step), like, only, optional),
-                    damaged,
-                )
+                arrays = multihost.all_or_none(read, self.path(step), like, only, optional)
+                return step, arrays, damaged
             except Damaged as error:
-                found = error
+                damage = error
             except multihost.FailedElsewhere as error:
                 if error.kind != Damaged.__name__:
                     raise
-                found = Damaged(step, error)
-            # Else the run that goes on has deleted it
+                damage = Damaged(step, error)
+            # A run that goes on may have deleted it, which is no damage
             if multihost.on_first(self.path(step).exists):
-                damaged.append(found)
-        others = ", ".join(str(step) for step in self.steps() if step not in tried) or "none"
-        raise UsageError(
-            "; ".join(
-                [*map(str, damaged), f"checkpoints in {self.directory} that may load: {others}"]
-            )
-        )
+                damaged.append(damage)
+        rest = ", ".join(str(step) for step in self.steps() if step not in tried) or "none"
+        hint = f"checkpoints in {self.directory} that may load: {rest}"
+        raise UsageError("; ".join([*map(str, damaged), hint]))
 
     def save(
         self, step: int, arrays: Arrays | Callable[[], Arrays], returns: list[float] | None
     ) -> None:
-        """Start saving `arrays`, or what that gives, with the evaluation of each seed if there is
-        one.
+        """Start to save, once the previous save has ended.
 
-        Waits for the previous save; all the rest happens in the background, where this process is
-        alone. Of several all
-        save: each writes its own rows, and the first what all have too.
+        A single process saves in the background. Several processes all save: each writes its own
+        rows, and the first one also the arrays that all have.
+
+        Args:
+            step: environment steps.
+            arrays: the arrays, or a function that returns them.
+            returns: the evaluation of each seed, if there is one.
         """
         if self.directory is None:
             return
@@ -268,22 +286,19 @@ class Checkpoints:
     def _write(
         self, step: int, arrays: Arrays | Callable[[], Arrays], returns: list[float] | None
     ) -> Any:
-        """Start to write to the disk; returns orbax's handle of that."""
+        """Start to write to the disk, and return orbax's handle."""
         from orbax.checkpoint import v1 as ocp
 
         arrays = arrays() if callable(arrays) else arrays
-        # Orbax refuses empty ones
+        # Orbax refuses empty arrays
         stored = {name: array for name, array in arrays.items() if array.size}
         stored |= checksums(stored)
         if multihost.count() > 1:
-            rows = {name: x for name, x in stored.items() if part_of(name) == ROWS}
-            stored |= {
-                name: jax.make_array_from_process_local_data(_over_processes(), x)
-                for name, x in rows.items()
-            }
+            for name, x in stored.items():
+                if part_of(name) == ROWS:
+                    stored[name] = jax.make_array_from_process_local_data(_over_processes(), x)
         _hide_noise()
-        # Where a folder could not be made in the background, threads would wait for it until a
-        # timeout of minutes.
+        # If a folder could not be made in the background, threads would wait for it for minutes
         at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
         evaluation = {"returns": returns} if returns else None
         path = self.path(step).absolute()
@@ -291,15 +306,13 @@ class Checkpoints:
             return ocp.save_async(path, stored, overwrite=True, custom_metadata=evaluation)
 
     def check_files(self) -> None:
-        """Raise UsageError where a checkpoint here, or what is left of one, has links in it or
-        leads elsewhere.
-        """
+        """Raise UsageError if a checkpoint, or the rest of one, is a link or has links in it."""
         for path in self._folders():
             if is_checkpoint(path.name):
                 size_of_tree(path, LARGEST_FILE)
 
     def add_evaluation(self, step: int, returns: list[float]) -> None:
-        """Store the evaluation of a checkpoint, if that is still there."""
+        """Store the evaluation of a checkpoint, if it still exists."""
 
         def store() -> None:
             if step in self.steps():
@@ -311,26 +324,33 @@ class Checkpoints:
         multihost.on_first(store)
 
     def set_aside(self, damaged: Damaged) -> str:
-        """Take a checkpoint out of all that follows: it gets another name. Returns what there is to
-        say of that.
+        """Rename a damaged checkpoint, so that it does not count any more.
+
+        Returns:
+            A sentence on that.
         """
 
         def rename() -> str:
             path = self.path(damaged.step)
-            shutil.rmtree(path.with_suffix(DAMAGED), ignore_errors=True)
+            renamed = path.with_suffix(DAMAGED)
+            shutil.rmtree(renamed, ignore_errors=True)
             try:
-                return f"{damaged}; it is {path.rename(path.with_suffix(DAMAGED)).name} now"
+                path.rename(renamed)
             except OSError as error:
                 return f"{damaged}; it could not be renamed ({error.strerror})"
+            return f"{damaged}; it is {renamed.name} now"
 
         return multihost.on_first(rename)
 
     def wait(self) -> None:
-        """Until the save under way is on disk, and old ones are gone. Raises TrainingError where it
-        fails.
+        """Wait until the save under way is on disk, and delete old checkpoints.
+
+        Raises:
+            TrainingError: the save has failed.
         """
         if self._saving:
-            (step, saving), self._saving = self._saving, None
+            step, saving = self._saving
+            self._saving = None
             try:
                 multihost.in_background(saving.result)
             except Exception as error:
@@ -338,44 +358,45 @@ class Checkpoints:
         multihost.on_first(self._delete_old)
 
     def let_finish(self) -> None:
-        """As `wait`, for a process that fails, perhaps alone: it asks no other one, and gives up
-        after some seconds.
-        """
+        """Wait in a process that fails, perhaps alone: ask no other one, and give up soon."""
         if multihost.count() == 1:
             self.wait()
         elif self._saving:
             self._saving[1].result(timeout=PATIENCE)
 
     def delete_leftovers(self, step: str = "[0-9]+") -> None:
-        """Delete what a crash, or a failed save, has left of the checkpoint of a `step`, or of
-        any.
+        """Delete the rests that a crash, or a failed save, has left of checkpoints.
+
+        Args:
+            step: a pattern of their steps.
         """
-        for path in self._folders() if multihost.is_first() else ():
+        if not multihost.is_first():
+            return
+        for path in self._folders():
             if re.match(f"{step}({DELETED}|{UNFINISHED})", path.name):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _delete_old(self) -> None:
-        """Keep the newest by step, not by the time of saving (0: all), and the best by the
-        evaluations on disk.
-        """
+        """Delete all but the newest checkpoints, by step, and the best, by stored evaluations."""
         steps = self.steps()
-        best = [*self.by_return()[-1:], *self.under_evaluation] if self._keep_best else []
-        for step in set(steps).difference(steps[-self._keep :], best):
+        to_keep = steps[-self._keep :]  # all for 0
+        if self._keep_best:
+            to_keep += [*self.by_return()[-1:], *self.under_evaluation]
+        for step in set(steps).difference(to_keep):
             path = self.path(step)
-            with suppress(OSError):  # renamed first: half of a checkpoint must not look like one
+            with suppress(OSError):
+                # Renamed first, because half of a checkpoint must not look like one
                 shutil.rmtree(path.rename(path.with_suffix(DELETED)))
 
     def _failure(self, step: int, error: Exception) -> TrainingError:
-        """The reason in words; what there is of the checkpoint is deleted, for the disk may be
-        full.
-        """
-        time.sleep(0.2)  # threads may be writing other arrays yet
+        """Describe a failed save, and delete its rests, because the disk may be full."""
+        time.sleep(0.2)  # threads may still be writing other arrays
         self.delete_leftovers(str(step))
         known = re.search(KNOWN_FAILURES, str(error))
-        kept = ", ".join(str(kept) for kept in self.steps() if kept != step) or "none"
         why = known.group() if known else reason(error)
+        intact = ", ".join(str(saved) for saved in self.steps() if saved != step) or "none"
         return TrainingError(
-            f"checkpoint {step} could not be saved ({why}); older checkpoints are intact: {kept}"
+            f"checkpoint {step} could not be saved ({why}); older checkpoints are intact: {intact}"
         )
 
 
@@ -385,77 +406,90 @@ def read(
     only: tuple[str, ...] = ("",),
     optional: tuple[str, ...] = (),
 ) -> Arrays:
-    """The arrays of the checkpoint at `path` whose names begin as one of `only`; of environments
-    this process's own.
+    """Read a checkpoint.
 
-    With `like`, nothing is read before their names, shapes and types are known to be those of
-    `like`, of which arrays whose names begin as one of `optional` may be missing. Raises Mismatch
-    where they are others, Damaged where the checkpoint does not load, and TrainingError where the
-    disk or the memory is in the way.
+    Args:
+        path: its folder.
+        like: arrays that the flags lead to. Nothing is read before names, shapes and types are
+            known to be theirs.
+        only: beginnings of the names of arrays to return.
+        optional: beginnings of the names of arrays that may be missing.
+
+    Returns:
+        The arrays, with this process's own environments.
+
+    Raises:
+        Mismatch: names, shapes or types are not those of `like`.
+        Damaged: the checkpoint does not load.
+        TrainingError: the disk or the memory prevents reading.
     """
     from orbax.checkpoint import v1 as ocp
 
     _hide_noise()
     parts = {part_of(name) for name in only}
-    empty = {name: x for name, x in (like or {}).items() if not x.size}
-    partly = ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
+    loading = ocp.options.PyTreeOptions.Loading(partial_load=True)
     this = jax.process_index()
     # Each process reads for itself, and waits for no other
     alone = ocp.options.MultiprocessingOptions(
-        primary_host=this, active_processes={this}, barrier_sync_key_prefix=f"process{this}"
+        primary_host=this,
+        active_processes={this},
+        barrier_sync_key_prefix=f"process{this}",
+    )
+    context = ocp.Context(
+        pytree_options=ocp.options.PyTreeOptions(loading=loading),
+        multiprocessing_options=alone,
     )
     try:
         size = _size_on_disk(path)
-        with ocp.Context(pytree_options=partly, multiprocessing_options=alone):
+        with context:
             stored = ocp.metadata(path.absolute()).metadata
             _check_names(stored)
-            stored = {
-                name: x for name, x in stored.items() if parts == {""} or part_of(name) in parts
-            }
+            if parts != {""}:
+                stored = {name: x for name, x in stored.items() if part_of(name) in parts}
             if like:
-                there = {name: x for name, x in stored.items() if name.startswith(only)}
-                _check_fit(
-                    there, {name: x for name, x in like.items() if x.size}, optional, str(path)
-                )
+                returned = {name: x for name, x in stored.items() if name.startswith(only)}
+                expected = {name: x for name, x in like.items() if x.size}
+                _check_fit(returned, expected, optional, str(path))
             _check_sizes(stored, like, size)
-            loaded = ocp.load(
-                path.absolute(), {name: _as_read(name, x) for name, x in stored.items()}
-            )
-        own = {
-            name: x.addressable_data(0) if isinstance(x, jax.Array) else x
-            for name, x in loaded.items()
-        }
-        arrays = {name: np.asarray(x) for name, x in own.items()}
+            targets = {name: _restore_target(name, x) for name, x in stored.items()}
+            loaded = ocp.load(path.absolute(), targets)
+        arrays = {}
+        for name, x in loaded.items():
+            local = x.addressable_data(0) if isinstance(x, jax.Array) else x
+            arrays[name] = np.asarray(local)
         saved = {name: arrays.pop(name) for name in loaded if name.startswith(CHECKSUM)}
         if not jax.tree.all(jax.tree.map(np.array_equal, checksums(arrays), saved)):
             raise ValueError("its content is not what was saved")
     except UsageError:
         raise
     except Exception as error:
-        if isinstance(error, MemoryError) or (
-            isinstance(error, OSError) and error.errno not in DAMAGE_ERRNOS
-        ):
+        is_of_disk = isinstance(error, OSError) and error.errno not in DAMAGE_ERRNOS
+        if is_of_disk or isinstance(error, MemoryError):
             raise TrainingError(
                 f"checkpoint {path.name} cannot be read ({reason(error)})"
             ) from error
         raise Damaged(int(path.name), error) from error
-    wanted = {name: x for name, x in (like or {}).items() if name.startswith(only)}
-    added = {name: np.zeros_like(x) for name, x in wanted.items() if name.endswith(ADDED)}
-    # Orbax saves no empty ones
-    return empty | added | {name: x for name, x in arrays.items() if name.startswith(only)}
+    result = {}
+    for name, x in (like or {}).items():
+        if not x.size:  # orbax saves no empty arrays
+            result[name] = x
+        elif name.startswith(only) and name.endswith(ADDED):
+            result[name] = np.zeros_like(x)
+    return result | {name: x for name, x in arrays.items() if name.startswith(only)}
 
 
-LARGEST_FILE = 2**44  # bytes of a file of a checkpoint, which may be a replay buffer
+LARGEST_FILE = 2**44  # most bytes of a checkpoint's file, which may be a replay buffer
 SLACK = 2**26  # bytes that a checkpoint may have beside its arrays
-# Times as large as what is wanted may be what is read beside it, such as the state of an optimiser
+# Arrays that are read without being wanted, such as an optimiser's state, may be so much larger
 OTHERS = 16
 
 
 def _size_on_disk(path: Path) -> int:
-    """The bytes of a checkpoint's files, in all.
+    """Sum of the bytes of a checkpoint's files.
 
-    Raises UsageError where one is a link or the like, and ValueError where one of those with
-    orbax's descriptions, which are read as a whole, is too large.
+    Raises:
+        UsageError: a file is a link or the like.
+        ValueError: a file with orbax's descriptions, which are read as a whole, is too large.
     """
     size = size_of_tree(path, LARGEST_FILE)
     descriptions = [
@@ -471,38 +505,32 @@ def _size_on_disk(path: Path) -> int:
 
 
 def _check_names(stored: dict[str, Any]) -> None:
-    """Raise ValueError where a name of a stored array is none that `flatten` gives: orbax makes
-    paths of some.
-    """
+    """Raise ValueError for names that `flatten` never gives, because orbax makes paths of them."""
     for name in stored:
-        if (
-            not isinstance(name, str)
-            or name.startswith("/")
-            or ".." in name
-            or not name.isprintable()
-        ):
+        is_printable = isinstance(name, str) and name.isprintable()
+        if not is_printable or name.startswith("/") or ".." in name:
             raise ValueError(f"{name!r} is no name of an array")
 
 
 def _check_sizes(stored: dict[str, Any], like: Arrays | None, size_on_disk: int) -> None:
-    """Raise ValueError where arrays that `_check_fit` has not compared claim more memory than such
-    arrays take.
+    """Raise ValueError if arrays that `_check_fit` has not compared would take too much memory.
 
     Args:
-      stored: orbax's metadata of all arrays that are to be read.
-      like: arrays that are wanted, all of which are known to fit; None where nothing is known.
-      size_on_disk: bytes of the checkpoint's files, which are hardly compressed.
+        stored: orbax's metadata of all arrays that are to be read.
+        like: arrays that are wanted, all of which are known to fit; None: nothing is known.
+        size_on_disk: bytes of the checkpoint's files, which are hardly compressed.
     """
-    envs = [
-        x.shape[1]
-        for name, x in stored.items()
-        if part_of(name) == ROWS and not name.startswith(CHECKSUM)
-    ]
+    num_envs = None
+    for name, x in stored.items():
+        if part_of(name) == ROWS and not name.startswith(CHECKSUM):
+            num_envs = x.shape[1]
+            break
     for name, x in stored.items():
         if name.startswith(CHECKSUM):
-            wanted = (1, envs[0], 32) if part_of(name) == ROWS and envs else (1, 32)
-            if (tuple(x.shape), str(x.dtype)) != (wanted, "uint8"):
-                raise ValueError(f"{name} is {x.dtype}{list(x.shape)} and not uint8{list(wanted)}")
+            has_rows = part_of(name) == ROWS and num_envs is not None
+            shape = (1, num_envs, 32) if has_rows else (1, 32)
+            if tuple(x.shape) != shape or str(x.dtype) != "uint8":
+                raise ValueError(f"{name} is {x.dtype}{list(x.shape)} and not uint8{list(shape)}")
         chunk = getattr(x.storage_metadata, "chunk_shape", None) or x.shape
         if math.prod(chunk) > 2 * max(math.prod(x.shape), 1):
             raise ValueError(f"{name} has chunks of {list(chunk)}")
@@ -514,24 +542,32 @@ def _check_sizes(stored: dict[str, Any], like: Arrays | None, size_on_disk: int)
 
 
 def _check_fit(stored: dict[str, Any], like: Arrays, optional: tuple[str, ...], where: str) -> None:
-    """Raise Mismatch unless names, shapes and types are those of `like`, without what is `optional`
-    and not there.
+    """Raise Mismatch unless names, shapes and types are those of `like`.
+
+    Args:
+        stored: orbax's metadata of the arrays.
+        like: arrays that the flags lead to.
+        optional: beginnings of the names of arrays that may be missing.
+        where: name of the checkpoint in messages.
     """
-    there = {
+    in_checkpoint = {
         name: f"{x.dtype}{list(x.shape)}"
         for name, x in stored.items()
         if not name.startswith(CHECKSUM)
     }
-    absent = tuple(part for part in optional if not any(name.startswith(part) for name in there))
-    here = {
+    absent = tuple(
+        part for part in optional if not any(name.startswith(part) for name in in_checkpoint)
+    )
+    by_flags = {
         name: f"{x.dtype}{list(_global_shape(name, x))}"
         for name, x in like.items()
         if not name.startswith(absent)
     }
-    # Parameters first: their shapes say most about the flags
-    for name in sorted(there.keys() | here.keys(), key=lambda name: ("/params/" not in name, name)):
-        theirs = there.get(name, "missing")
-        ours = here.get(name, "missing")
+    names = in_checkpoint.keys() | by_flags.keys()
+    # Parameters first, because their shapes say most about the flags
+    for name in sorted(names, key=lambda name: ("/params/" not in name, name)):
+        theirs = in_checkpoint.get(name, "missing")
+        ours = by_flags.get(name, "missing")
         if theirs == "missing" and name.endswith(ADDED):
             continue
         if theirs != ours:
@@ -541,42 +577,38 @@ def _check_fit(stored: dict[str, Any], like: Arrays, optional: tuple[str, ...], 
 
 
 def _global_shape(name: str, x: np.ndarray) -> tuple[int, ...]:
-    """The shape with the environments of all processes of the array of which this one has `x`."""
-    return (
-        (x.shape[0], x.shape[1] * multihost.count(), *x.shape[2:])
-        if part_of(name) == ROWS
-        else x.shape
-    )
+    """Shape of a process's array `x` with the environments of all processes."""
+    if part_of(name) != ROWS:
+        return x.shape
+    seeds, envs, *rest = x.shape
+    return seeds, envs * multihost.count(), *rest
 
 
-def _as_read(name: str, stored: Any) -> Any:
-    """As what orbax is to read an array: on the host, of the environments of several processes this
-    one's rows.
-    """
+def _restore_target(name: str, stored: Any) -> Any:
+    """Restore target: host arrays; with several processes, only the local rows."""
     if multihost.count() > 1 and part_of(name) == ROWS:
         return jax.ShapeDtypeStruct(stored.shape, stored.dtype, sharding=_over_processes())
     return np.broadcast_to(np.zeros((), stored.dtype), stored.shape)  # takes no memory
 
 
 def _over_processes() -> jax.NamedSharding:
-    """The sharding of arrays [S, num_envs, ...] of which each process has its own rows; nothing is
-    sent for that.
+    """Sharding of arrays [S, num_envs, ...] by rows over processes, for which nothing is sent.
 
-    They lie where the host can read them, on one CPU device of each process, if JAX has those.
+    The arrays lie where the host can read them, on one CPU device of each process, if JAX has CPU
+    devices.
     """
     try:
         devices = jax.devices("cpu")
     except RuntimeError:  # JAX_PLATFORMS leaves them out
         devices = jax.devices()
-    of_each = {device.process_index: device for device in reversed(devices)}
-    mesh = jax.sharding.Mesh(
-        [of_each[process] for process in range(multihost.count())], ("processes",)
-    )
+    by_process = {device.process_index: device for device in reversed(devices)}
+    first_devices = [by_process[process] for process in range(multihost.count())]
+    mesh = jax.sharding.Mesh(first_devices, ("processes",))
     return jax.NamedSharding(mesh, jax.P(None, "processes"))
 
 
 def _stored_returns(path: Path) -> list[float]:
-    """The evaluation of the checkpoint at `path`; empty where there is none, or a damaged one."""
+    """The evaluation of the checkpoint at `path`; empty if there is none, or a damaged one."""
     is_late = os.path.lexists(path / EVALUATION)
     stored = read_json(path, EVALUATION if is_late else METADATA)
     if not is_late and isinstance(stored, dict):
@@ -593,9 +625,7 @@ def _is_return(value: Any) -> bool:
 
 @functools.cache
 def _hide_noise() -> None:
-    """Errors of a save are raised; orbax's threads and event loops would also print them, as
-    tracebacks.
-    """
+    """Hide the tracebacks that orbax's threads and event loops print of errors that are raised."""
 
     def is_of_orbax(record: logging.LogRecord) -> bool:
         text = logging.Formatter().format(record)  # with the files of its traceback
@@ -604,6 +634,9 @@ def _hide_noise() -> None:
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
     logging.getLogger("asyncio").addFilter(lambda record: not is_of_orbax(record))
     hook = sys.unraisablehook
-    sys.unraisablehook = lambda event: (
-        None if str(event.exc_value) == "Event loop is closed" else hook(event)
-    )
+
+    def report(event: Any) -> None:
+        if str(event.exc_value) != "Event loop is closed":
+            hook(event)
+
+    sys.unraisablehook = report

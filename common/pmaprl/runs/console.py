@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Doing:
-    """Text of what goes on, and for how many seconds it has when it is shown."""
+    """Text of an activity, with its seconds at the time when it is shown."""
 
     def __init__(self, what: str):
         self._what = what
@@ -27,14 +27,19 @@ class Doing:
 
 
 class Console:
-    """Prints a progress bar to a terminal, plain lines elsewhere, and nothing but warnings when
-    quiet.
-    """
+    """Prints a progress bar to a terminal, plain lines elsewhere, only warnings when quiet."""
 
     def __init__(
         self, quiet: bool, total_steps: int, is_population: bool = False, speaks: bool = True
     ):
-        """One that does not speak is silent altogether."""
+        """Prepare the console of a run.
+
+        Args:
+            quiet: print warnings only.
+            total_steps: environment steps of the run.
+            is_population: the agents are members, not seeds.
+            speaks: False: print nothing at all, not even warnings.
+        """
         from rich.console import Console as Rich
 
         self.quiet = quiet or not speaks
@@ -59,20 +64,22 @@ class Console:
                 print(printable_lines(text), flush=True)
 
     def warn(self, text: str) -> None:
-        if self._speaks:
-            # A live bar has to know of every line; else warnings go to stderr.
-            stream, target = (
-                ("stdout", self._bar.console) if self._bar else ("stderr", self._errors)
-            )
-            with self._unread(stream):
-                target.print(f"warning: {printable_lines(text)}", markup=False, style="yellow")
+        if not self._speaks:
+            return
+        stream = "stderr"
+        target = self._errors
+        if self._bar:  # a live bar has to know of every line
+            stream = "stdout"
+            target = self._bar.console
+        with self._unread(stream):
+            target.print(f"warning: {printable_lines(text)}", markup=False, style="yellow")
 
     @contextmanager
     def _unread(self, stream: str = "stdout") -> Iterator[None]:
-        """Inside, a stream may prove to be broken: from then on the run goes on without it.
+        """Go on without a stream that proves to be broken inside.
 
-        The reader has gone, as in `| head` (rich makes that a SystemExit), or the terminal, or the
-        disk is full.
+        Its reader may have gone, as in `| head` (rich makes that a SystemExit), or the terminal, or
+        the disk may be full.
         """
         try:
             yield
@@ -82,9 +89,7 @@ class Console:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
 
     def show_bar(self, steps: int) -> None:
-        """Show how far the training is and what goes on, where output is a terminal, in one line of
-        80 columns.
-        """
+        """Show progress and activity in one line of 80 columns, if output is a terminal."""
         if self.quiet or not self._rich.is_terminal:
             return
         from rich import progress, table
@@ -110,7 +115,7 @@ class Console:
             self._bar.start()
 
     def doing(self, what: str) -> None:
-        """Show what goes on from now on, such as `compiling`, and the seconds that it takes."""
+        """Show an activity that begins now, such as `compiling`, and its seconds."""
         if self._bar:
             self._bar.update(self._bar.task_ids[0], doing=Doing(what))
 
@@ -123,36 +128,35 @@ class Console:
         """Show one log interval, with the return of the episodes that ended in it."""
         if self.quiet:
             return
-        ended = round(float(np.sum(row["episode/count"])))
-        earned = (
-            f"return {brief_returns(row['episode/return'], self._is_population)}"
-            if ended
-            else "no episode ended"
-        )
-        which = f"({ended:,} episode{'s' * (ended > 1)} ended)" if ended else ""
-        speed = f"{row['time/sps']:,.0f} steps/s"
+        count = round(float(np.sum(row["episode/count"])))
+        returns = brief_returns(row["episode/return"], self._is_population) if count else ""
+        speed = f"{row['time/sps']:,.0f}"
         if self._bar:
-            # Of a population its best; the rest is for long lines
-            first = earned.split(", ")[0].split(" over ")[0]
+            # The line is short: the best of a population, or the mean of seeds
+            first = returns.split(", ")[0].split(" over ")[0]
+            report = f"return {first} {speed}/s" if count else f" {speed}/s"
             with self._unread():
-                self._bar.update(
-                    self._bar.task_ids[0],
-                    report=f"{first if ended else ''} {row['time/sps']:,.0f}/s",
-                )
+                self._bar.update(self._bar.task_ids[0], report=report)
             self.reach(steps)
             return
         eta = max(self.total - steps, 0) / max(row["time/sps_wall"], 1e-9)
-        shown = " ".join(filter(None, [earned, which]))
-        self.say(f"step {steps:>11,} / {self.total:,}  {shown}  {speed}  ETA {eta:.0f} s")
+        episodes = "no episode ended"
+        if count:
+            episodes = f"return {returns} ({count:,} episode{'s' * (count > 1)} ended)"
+        self.say(
+            f"step {steps:>11,} / {self.total:,}  {episodes}  {speed} steps/s  ETA {eta:.0f} s"
+        )
 
-    def attempt(self, what: str, tell: Callable[..., T], *args: Any) -> T | None:
-        """What `tell` returns at the end of a run, which that does not decide; None where it fails,
-        with a warning.
+    def attempt(self, part: str, function: Callable[..., T], *args: Any) -> T | None:
+        """Call a function at the end of a run, whose result does not depend on it.
+
+        Returns:
+            The function's value; None if it fails, with a warning that names the `part`.
         """
         try:
-            return tell(*args)
+            return function(*args)
         except Exception as error:
-            self.warn(f"the run's {what} failed at the end: {type(error).__name__}: {error}")
+            self.warn(f"the run's {part} failed at the end: {type(error).__name__}: {error}")
             return None
 
     def show_cursor(self) -> None:
@@ -162,7 +166,7 @@ class Console:
                 self._rich.show_cursor()
 
     def stop(self, steps: int) -> None:
-        """End the bar, which shows these trained steps for good."""
+        """End the bar, which keeps showing these steps."""
         if self._bar:
             self.doing("")
             self.reach(steps)
@@ -172,27 +176,29 @@ class Console:
 
 
 def brief(number: float, unit: str = "") -> str:
-    """A number as people read it, such as a return; "-" where there is none."""
+    """Format a number, such as a return, with few digits; "-" if it is not finite."""
     if not math.isfinite(number):
         return "-"
-    digits = (
-        ",.0f" if abs(number) >= 1000 else ",.1f" if abs(number) >= 10 or number == 0 else ".3g"
-    )
-    return f"{number:{digits}}{unit}"
+    size = abs(number)
+    if size >= 1000:
+        return f"{number:,.0f}{unit}"
+    if size >= 10 or number == 0:
+        return f"{number:,.1f}{unit}"
+    return f"{number:.3g}{unit}"
 
 
 def brief_returns(returns: float | list[float | None] | None, is_population: bool) -> str:
-    """Mean ± deviation over the seeds that have a return; of a population the best, the median and
-    the worst one.
-    """
-    every = np.array(returns, float, ndmin=1)  # with NaN for None
-    finite = every[np.isfinite(every)]
+    """Format returns: mean ± deviation of seeds; best, median and worst of a population."""
+    numbers = np.array(returns, float, ndmin=1)  # None becomes NaN
+    finite = numbers[np.isfinite(numbers)]
     if not len(finite):
         return "-"
     if is_population:
-        return (
-            f"best {brief(finite.max())}, median {brief(np.median(finite))}, worst "
-            f"{brief(finite.min())}"
-        )
-    spread = f" ± {brief(finite.std())} over {len(finite)} seeds" if len(finite) > 1 else ""
-    return f"{brief(finite.mean())}{spread}"
+        best = brief(finite.max())
+        median = brief(np.median(finite))
+        worst = brief(finite.min())
+        return f"best {best}, median {median}, worst {worst}"
+    mean = brief(finite.mean())
+    if len(finite) == 1:
+        return mean
+    return f"{mean} ± {brief(finite.std())} over {len(finite)} seeds"

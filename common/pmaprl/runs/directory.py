@@ -1,4 +1,4 @@
-"""The directory of a run: which one, its `config.json`, and what may be replaced."""
+"""The directory of a run: its choice, its `config.json`, and files that may be replaced."""
 
 import dataclasses
 import hashlib
@@ -44,9 +44,9 @@ BATCH = (
     "actor_threads",
     "actor_devices",
     "rollouts_per_update",
+    "distributed",
 )
-BATCH += ("distributed",)
-"""Flags that say how many steps an update takes, in algorithms that have them."""
+"""Flags that decide how many steps an update takes, in algorithms that have them."""
 FILES = (
     "metrics.jsonl",
     "curve.png",
@@ -56,15 +56,17 @@ FILES = (
     "DONE",
     "population.png",
     "elo.json",
+    "wandb",
+    "events.out.tfevents.*",
 )
-FILES += "wandb", "events.out.tfevents.*"  # which are TensorBoard's
-"""What a run writes beside `config.json` and its checkpoints."""
-SECONDS_TO_APPEAR = 10  # of a file that another host has written
+"""Files that a run writes beside `config.json` and its checkpoints."""
+SECONDS_TO_APPEAR = 10  # time after which a file of another host has to be visible
 
 
 def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) -> dict[str, Any]:
-    """What `config.json` holds: everything needed to repeat the run."""
-    path, (suite, env_id) = Path(script).resolve(), split_name(args.env)
+    """Collect the content of `config.json`: everything needed to repeat the run."""
+    path = Path(script).resolve()
+    suite, env_id = split_name(args.env)
     flags = dataclasses.asdict(args)
     if ":" not in env_id and args.env != env.name:
         # An environment object passed to `train`: resuming needs it again.
@@ -88,25 +90,25 @@ def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) ->
 
 def versions() -> dict[str, str]:
     """Versions of Python, of the libraries that decide the numbers, and of the kit."""
-    names = ("jax", "jaxlib", "flax", "optax", "gymnax", "orbax-checkpoint")
-    return {KIT: __version__, "python": sys.version.split()[0]} | {
-        name: metadata.version(name) for name in names
-    }
+    numbers = {KIT: __version__, "python": sys.version.split()[0]}
+    for name in ("jax", "jaxlib", "flax", "optax", "gymnax", "orbax-checkpoint"):
+        numbers[name] = metadata.version(name)
+    return numbers
 
 
 def suite_version(suite: str) -> dict[str, str]:
-    """The version of a suite of environments, where that is a package of its own."""
+    """The version of a suite of environments, if it is a package of its own."""
     if suite in (CUSTOM, "pmaprl", "gymnax"):
         return {}
-    with suppress(metadata.PackageNotFoundError):  # a module beside the working directory, say
+    with suppress(metadata.PackageNotFoundError):  # it may be a module in the working directory
         return {suite: metadata.version(suite)}
     return {}
 
 
 def describe_shared(args: Any, script: str) -> dict[str, Any]:
-    """Everything that all processes of a run have in common and that is known before JAX starts.
+    """Collect all that the processes of a run have in common, and that is known before JAX starts.
 
-    By it a process tells those of its run from those of another one.
+    A process tells the others of its run by it from those of another run.
     """
     path = Path(script).resolve()
     code = {"algorithm": path.stem, "script_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
@@ -116,9 +118,7 @@ def describe_shared(args: Any, script: str) -> dict[str, Any]:
 
 
 def _comparable(args: Any, flags: dict[str, Any]) -> dict[str, Any]:
-    """Flags that are the same in all processes, with the absolute path of the run, or of the folder
-    for it.
-    """
+    """Flags that all processes have in common, with the absolute path of the run or its folder."""
     same = {
         flag_of(name): value
         for name, value in flags.items()
@@ -131,20 +131,25 @@ def _comparable(args: Any, flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, list[str]]:
-    """What `choose_directory` returns, in all processes; (None, []) with --benchmark, which has
-    none.
+    """Choose the run's directory in all processes, as `choose_directory` does in one.
+
+    Returns:
+        The directory, and the changed flags; (None, []) with --benchmark, which has no directory.
+
+    Raises:
+        UsageError: the processes have different flags or versions, or see `choose_directory`.
     """
-    here = _comparable(args, config["args"])
-    here |= {name: config[name] for name in ("algorithm", "script_sha256", "versions")}
-    of_all = multihost.allgather(here)
+    ours = _comparable(args, config["args"])
+    ours |= {name: config[name] for name in ("algorithm", "script_sha256", "versions")}
+    of_all = multihost.allgather(ours)
     this = jax.process_index()
-    for process, there in enumerate(of_all):
-        different = [name for name, value in of_all[this].items() if value != there.get(name)]
+    for process, theirs in enumerate(of_all):
+        different = [name for name, value in of_all[this].items() if value != theirs.get(name)]
         if different:
-            said = "; ".join(
-                f"{name} is {there.get(name)} there, {here[name]} here" for name in different
-            )
-            raise UsageError(f"process {process} differs from process {this}: {said}")
+            values = [
+                f"{name} is {theirs.get(name)} there, {ours[name]} here" for name in different
+            ]
+            raise UsageError(f"process {process} differs from process {this}: {'; '.join(values)}")
     if args.benchmark:
         return None, []
     path, changes = multihost.on_first(choose_directory, args, config)
@@ -152,22 +157,27 @@ def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, 
 
 
 def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]]:
-    """The run's directory, and what differs from the flags of the run that is resumed. Writes
-    nothing.
+    """Choose the run's directory, without writing anything.
+
+    Returns:
+        The directory, and a note on each flag that differs from those of a resumed run.
+
+    Raises:
+        UsageError: the directory is in use, occupied or unsafe, or flags do not fit its run.
     """
     env = config["args"]["env"].replace(":", ".").replace("/", ".")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     path = Path(args.run_dir or f"runs/{env}__{config['algorithm']}__{args.seed}__{stamp}")
-    while not args.run_dir and path.exists():  # a run started within the same second has it
+    while not args.run_dir and path.exists():  # a run that started in the same second has it
         path = path.with_name(f"{path.name}-1")
     if "://" in args.run_dir:
         raise UsageError(
             f"--run-dir {args.run_dir} is no folder: mount that storage, and name a folder in it"
         )
     with writing(f"run directory {path}"):
-        check_free(path)  # first: a run that goes on there deletes and makes files
+        check_free(path)  # first, because a run that goes on there deletes and makes files
         check_files(path)
-        if args.wandb and any(inside.name == "settings" for inside in entries_of(path / "wandb")):
+        if args.wandb and any(entry.name == "settings" for entry in entries_of(path / "wandb")):
             raise UsageError(
                 f"{path}/wandb/settings says where Weights & Biases sends data to: delete it"
             )
@@ -186,51 +196,55 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
 
 
 def _earlier_scripts(stored: dict[str, Any], digest: str) -> list[str]:
-    """Checksums of other versions of the algorithm's file with which the run has gone a part of its
-    way.
-    """
+    """Checksums of the other versions of the algorithm's file that the run was trained with."""
     earlier = stored.get("earlier_scripts")
-    known = earlier if isinstance(earlier, list) else []
-    return sorted({str(one) for one in (*known, stored.get("script_sha256")) if one} - {digest})
+    digests = list(earlier) if isinstance(earlier, list) else []
+    digests.append(stored.get("script_sha256"))
+    return sorted({str(known) for known in digests if known} - {digest})
 
 
 def check_files(run_dir: Path) -> None:
-    """Raise UsageError where a file that a run reads, replaces or deletes in its directory is a
-    link.
+    """Raise UsageError if a file that a run reads, replaces or deletes is a link.
 
     The directory itself may be reached through links. Other files in it are the user's, and nobody
     opens them.
     """
     for path in entries_of_run(run_dir):
-        if path.name in (NAME, LOCK) or path.name != "wandb" and any(map(path.match, FILES)):
+        is_written = path.name != "wandb" and any(map(path.match, FILES))
+        if path.name in (NAME, LOCK) or is_written:
             check_regular(path, path.lstat(), LARGE)
     Checkpoints(run_dir / FOLDER).check_files()
 
 
 def entries_of_run(run_dir: Path) -> list[Path]:
-    """The paths in a run directory, which may be a link to one; none where it is not there."""
+    """The paths in a run directory, which may be a link; none if it does not exist."""
     return entries_of(Path(os.path.realpath(run_dir)))
 
 
 def claim_directory(path: Path, config: dict[str, Any], overwrite: bool) -> str:
     """Make `path` this run's, with a current `config.json` and without `DONE`.
 
-    What a run before has left goes with `overwrite`, or where it came to nothing. Returns what
-    there is to say of that.
+    An earlier run in it is deleted with `overwrite`, or if it has trained nothing.
+
+    Returns:
+        A line on what was deleted, or "".
     """
     with writing(f"run directory {path}"):
-        said = delete_run(path) if overwrite and is_run(path) or _is_untrained(path) else ""
+        note = ""
+        if overwrite and is_run(path) or _is_untrained(path):
+            note = delete_run(path)
         path.mkdir(parents=True, exist_ok=True)
-        for left in entries_of_run(path):  # of a process that was killed
-            if is_temporary(left.name):
-                left.unlink()
+        for entry in entries_of_run(path):
+            if is_temporary(entry.name):  # a process was killed while it wrote the file
+                entry.unlink()
         (path / "DONE").unlink(missing_ok=True)
         write_json(path / NAME, config)
-    return said
+    return note
 
 
 def _check_unoccupied(path: Path, overwrite: bool) -> None:
-    if not path.exists() or all(map(_is_left_over, entries_of_run(path))) or _is_untrained(path):
+    is_empty = not path.exists() or all(map(_is_left_over, entries_of_run(path)))
+    if is_empty or _is_untrained(path):
         return
     if not is_run(path):
         raise UsageError(
@@ -250,14 +264,10 @@ def _check_unoccupied(path: Path, overwrite: bool) -> None:
 
 
 def _is_left_over(path: Path) -> bool:
-    """Tell if this is nothing but what a run leaves that was killed, or whose directory was deleted
-    meanwhile.
-    """
+    """True for files that a run leaves if it is killed, or its directory is deleted meanwhile."""
     if path.name == FOLDER:
-        return all(
-            is_checkpoint(inside.name) and step_of(inside.name) is None
-            for inside in entries_of(path)
-        )
+        names = [entry.name for entry in entries_of(path)]
+        return all(is_checkpoint(name) and step_of(name) is None for name in names)
     return path.name == LOCK or is_temporary(path.name)
 
 
@@ -271,18 +281,22 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
         raise UsageError(
             f"a resumed run keeps its batch: {old} steps per update in {path}, {new} with {flags}"
         )
-    made = defaults_of(type(args)) | stored["args"]  # also flags that came later
-    if changed := differences(made, config["args"], args.fixed):
-        raise UsageError(f"{path} cannot go on with these flags: {'; '.join(changed)}")
-    changes = differences(
-        made, config["args"], [name for name in config["args"] if name not in ONE_TIME]
-    )
-    for name in sorted(stored["args"].keys() - config["args"].keys()):
+    flags_now = config["args"]
+    flags_then = defaults_of(type(args)) | stored["args"]  # some flags are newer than the run
+    refused = differences(flags_then, flags_now, args.fixed)
+    if refused:
+        raise UsageError(f"{path} cannot go on with these flags: {'; '.join(refused)}")
+    compared = [name for name in flags_now if name not in ONE_TIME]
+    changes = differences(flags_then, flags_now, compared)
+    for name in sorted(stored["args"].keys() - flags_now.keys()):
         changes.append(
             f"{flag_of(name)}: {brief_value(stored['args'][name])} then, no flag of this file now"
         )
-    for suite, now in suite_version(split_name(args.env)[0]).items():
-        if (then := stored.get("versions", {}).get(suite)) not in (None, now):
+    suite_of_env, _ = split_name(args.env)
+    versions_then = stored.get("versions", {})
+    for suite, now in suite_version(suite_of_env).items():
+        then = versions_then.get(suite)
+        if then not in (None, now):
             changes.append(f"{suite} is {now}, it was {then}: the same name may be another task")
     if stored.get("script_sha256") != config["script_sha256"]:
         changes.append(f"{config['script']} itself: it is not the file that the run was made with")
@@ -290,46 +304,53 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
 
 
 def _is_untrained(path: Path) -> bool:
-    """Whether a run has begun in `path`, and ended before it had trained anything."""
-    checkpoints = path / FOLDER
+    """True if a run has begun in `path`, and ended before it had trained anything."""
     metrics = path / "metrics.jsonl"
-    trained = entries_of(checkpoints) or metrics.exists() and metrics.stat().st_size
-    return is_run(path) and is_of_kit(path) and not trained
+    has_rows = metrics.exists() and metrics.stat().st_size > 0
+    if has_rows or entries_of(path / FOLDER):
+        return False
+    return is_run(path) and is_of_kit(path)
 
 
 def git_hash(checkout: Path) -> str | None:
     try:
         command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=5, check=True
-        ).stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
+    return done.stdout.strip()
 
 
 def delete_run(run_dir: Path) -> str:
-    """Delete what a run has written there but `config.json`, which is replaced; returns a line that
-    says what.
+    """Delete the files of a run, except for `config.json`, which is replaced.
+
+    Returns:
+        A line that names them.
     """
     files = sorted(path for path in run_dir.iterdir() if any(map(path.match, FILES)))
     saved = [path for path in (run_dir / FOLDER).glob("*") if is_checkpoint(path.name)]
     for path in (*files, *saved):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    return (
-        f"deleted  the run in {run_dir}: {', '.join(path.name for path in files)}, "
-        f"{len(saved)} checkpoints"
-    )
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    names = ", ".join(path.name for path in files)
+    return f"deleted  the run in {run_dir}: {names}, {len(saved)} checkpoints"
 
 
 def check_shared(run_dir: Path | None) -> None:
-    """Raise UsageError where a process does not see the `run_dir` that the first one has locked."""
+    """Raise UsageError if a process does not see the `run_dir` that the first one has locked."""
     if run_dir is None or multihost.count() == 1:
         return
-    multihost.max_over_processes(0)  # the first is there
+    multihost.max_over_processes(0)  # waits until the first process has made the lock
+    lock = run_dir / LOCK
     end = time.monotonic() + SECONDS_TO_APPEAR
-    while not (seen := (run_dir / LOCK).exists()) and time.monotonic() < end:
+    is_visible = lock.exists()
+    while not is_visible and time.monotonic() < end:
         time.sleep(0.1)
-    if blind := multihost.max_over_processes(0 if seen else jax.process_index()):
+        is_visible = lock.exists()
+    blind = multihost.max_over_processes(0 if is_visible else jax.process_index())
+    if blind:
         raise UsageError(
             f"process {blind} does not see {run_dir}: it has to be on storage that all "
             "processes share"

@@ -1,7 +1,7 @@
-"""Estimates over seeds and their uncertainty, as Agarwal et al. (2021) recommend:
-arxiv.org/abs/2108.13264.
+"""Estimates over seeds and their uncertainty, as Agarwal et al. (2021) recommend.
 
-Shapes: S seeds, P points of a curve. All bootstraps draw the same random numbers in every call.
+The paper is arxiv.org/abs/2108.13264. Shapes: S seeds, P points of a curve. All bootstraps draw the
+same random numbers in every call.
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,15 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 Kind = Literal["iqm", "mean"]
-RESAMPLES = 2000  # of a bootstrap
-FEWEST = 4  # seeds for an interval: resamples of fewer say almost nothing about other seeds
+RESAMPLES = 2000  # resamples of a bootstrap
+FEWEST = 4  # least seeds of an interval: resamples of fewer say almost nothing about other seeds
 CONFIDENCE = "95% bootstrap interval"
+ENDS = 2.5, 97.5  # percentiles of the interval
 RANGE = "range of the seeds"
 
 
 class Interval(NamedTuple):
-    """Range of an estimate: a bootstrap interval, or the range of the seeds where they are few."""
+    """Range of an estimate: a bootstrap interval, or the range of few seeds."""
 
     low: np.ndarray
     high: np.ndarray
@@ -31,50 +32,57 @@ def estimate(values: np.ndarray, kind: Kind = "iqm") -> np.ndarray:
     the mean of fewer than four values.
     """
     cut = len(values) // 4 if kind == "iqm" else 0
-    return np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
+    middle = np.sort(values, axis=0)[cut : len(values) - cut]
+    return middle.mean(axis=0)
 
 
 def estimate_name(kind: Kind, count: int) -> str:
-    """Name in a word what `estimate` computes of `count` values."""
+    """Name of the estimate that `estimate` computes of `count` values."""
     return "IQM" if kind == "iqm" and count >= FEWEST else "mean"
 
 
 def interval(*tasks: np.ndarray, kind: Kind = "iqm") -> Interval | None:
-    """The 95% percentile bootstrap interval of `estimate` over the seeds of one or several tasks,
-    [S, ...] each.
+    """Compute the 95% percentile bootstrap interval of `estimate` over seeds.
 
-    It resamples whole seeds within each task (section 4.1 of the paper). None where a task has
-    fewer than FEWEST.
+    It resamples whole seeds within each task (section 4.1 of the paper).
+
+    Args:
+        tasks: values [S, ...] of each task.
+        kind: the estimate.
+
+    Returns:
+        The interval [...]; None if a task has fewer than FEWEST seeds.
     """
     if min(map(len, tasks)) < FEWEST:
         return None
     random = np.random.default_rng(0)
     picks = [random.integers(len(task), size=(len(task), RESAMPLES)) for task in tasks]
-    # One after another: [S, RESAMPLES] are in memory
     columns = [task.reshape(len(task), -1).T for task in tasks]
     bounds = []
-    for column in zip(*columns, strict=True):
-        resampled = np.concatenate([seeds[pick] for seeds, pick in zip(column, picks, strict=True)])
-        bounds.append(np.percentile(estimate(resampled, kind), (2.5, 97.5)))
+    for column in zip(*columns, strict=True):  # one by one, so that memory holds [S, RESAMPLES]
+        resamples = [seeds[pick] for seeds, pick in zip(column, picks, strict=True)]
+        estimates = estimate(np.concatenate(resamples), kind)
+        bounds.append(np.percentile(estimates, ENDS))
     low, high = np.array(bounds).T.reshape(2, *tasks[0].shape[1:])
     return Interval(low, high)
 
 
 def spread(values: np.ndarray, kind: Kind = "iqm") -> Interval | None:
-    """The bootstrap interval of values [S, ...], or their range where seeds are too few; None of a
-    single seed.
-    """
+    """The bootstrap interval of values [S, ...], or the range of few seeds; None for one seed."""
     if len(values) < 2:
         return None
-    return interval(values, kind=kind) or Interval(values.min(axis=0), values.max(axis=0), RANGE)
+    bootstrap = interval(values, kind=kind)
+    if bootstrap:
+        return bootstrap
+    return Interval(values.min(axis=0), values.max(axis=0), RANGE)
 
 
 class Difference(NamedTuple):
-    """How values differ from those of a baseline."""
+    """Difference of values from those of a baseline."""
 
     value: float  # estimate of the values, less that of the baseline
-    interval: Interval | None  # 95%; None where seeds are too few
-    paired: bool  # whether the same seeds stand on both sides
+    interval: Interval | None  # 95%; None for too few seeds
+    paired: bool  # True if both sides have the same seeds
     probability: float  # of improvement: that a seed of the values is above one of the baseline
     probability_interval: Interval | None
 
@@ -86,11 +94,18 @@ def difference(
     baseline_seeds: Sequence[int],
     kind: Kind = "iqm",
 ) -> Difference:
-    """Compare values [S] with those of a baseline [S'], both with their seeds.
+    """Compare values with those of a baseline.
 
-    Where both have the same seeds, each of them once, a resample takes the same seeds on both
-    sides. The probability of improvement is section 4.3 of the paper: Mann and Whitney's statistic
-    over the number of pairs, a tie being half.
+    If both have the same seeds, each of them once, a resample takes the same seeds on both sides.
+    The probability of improvement is that of section 4.3 of the paper: Mann and Whitney's statistic
+    over the number of pairs, in which a tie is half.
+
+    Args:
+        values: values [S].
+        seeds: their seeds.
+        baseline: values [S'] of the baseline.
+        baseline_seeds: their seeds.
+        kind: the estimate.
     """
     paired = sorted(seeds) == sorted(baseline_seeds) and len(set(seeds)) == len(seeds)
     if paired:
@@ -109,24 +124,32 @@ def difference(
 
     random = np.random.default_rng(0)
     picks = random.integers(len(values), size=(len(values), RESAMPLES))
-    baseline_picks = (
-        picks if paired else random.integers(len(baseline), size=(len(baseline), RESAMPLES))
-    )
+    baseline_picks = picks
+    if not paired:
+        baseline_picks = random.integers(len(baseline), size=(len(baseline), RESAMPLES))
     ours = values[picks]  # [S, RESAMPLES]
     theirs = baseline[baseline_picks]
     differences = estimate(ours, kind) - estimate(theirs, kind)
+    low, high = np.percentile(differences, ENDS)
+    lowest, highest = np.percentile(_improvement(ours, theirs), ENDS)
     return Difference(
         value=value,
-        interval=Interval(*np.percentile(differences, (2.5, 97.5))),
+        interval=Interval(low, high),
         paired=paired,
         probability=probability,
-        probability_interval=Interval(*np.percentile(_improvement(ours, theirs), (2.5, 97.5))),
+        probability_interval=Interval(lowest, highest),
     )
 
 
 def _improvement(values: np.ndarray, baseline: np.ndarray) -> np.ndarray:
-    """The share [R] of pairs in which one of the values [S, R] is above one of the baseline [S',
-    R]; ties are half.
+    """Share of pairs in which a value is above one of the baseline; ties are half.
+
+    Args:
+        values: [S, R], in R resamples.
+        baseline: [S', R].
+
+    Returns:
+        The share [R].
     """
     from scipy.stats import rankdata
 
@@ -137,10 +160,18 @@ def _improvement(values: np.ndarray, baseline: np.ndarray) -> np.ndarray:
 
 
 def mean_over_steps(steps: np.ndarray, values: np.ndarray, first: float, last: float) -> np.ndarray:
-    """The area [S] under curves [S, P] at `steps` [P] between two steps, over their distance; NaN
-    where a curve is not.
+    """Average curves over steps: the area between two steps, over their distance.
 
-    Between two points a curve is the line.
+    Between two points a curve is a line.
+
+    Args:
+        steps: places [P].
+        values: curves [S, P] at these places.
+        first: beginning of the average.
+        last: its end.
+
+    Returns:
+        The averages [S]; NaN for a curve that does not reach from `first` to `last`.
     """
     inside = (steps > first) & (steps < last)
     at = np.concatenate([[first], steps[inside], [last]])

@@ -21,38 +21,39 @@ MOST_PENDING = 8  # evaluations, each with a learner on the host
 
 
 class Evaluations:
-    """Begins evaluations, each step's once, and hands what comes of them to the recorder and the
-    saver.
+    """Begins evaluations, one per step, and passes their results to the recorder and the saver.
 
-    Beside the training they may be late, but none is left out: where `MOST_PENDING` are, the
-    training waits.
+    Evaluations beside the training may be late, but none is left out: when `MOST_PENDING` are
+    pending, the training waits.
     """
 
     def __init__(self, run: Any, newest: EvaluationResult):
-        """Of a `Run`, whose parts they use; `newest` is the last evaluation before it, if there was
-        one.
+        """Prepare the evaluations of a run.
+
+        Args:
+            run: the `Run`, whose parts they use.
+            newest: the last evaluation before it, if there was one.
         """
         self._run = run
         self.newest = newest
         _, best = multihost.on_first(run.saver.checkpoints.best)
-        self.goal_reached = self._reaches_goal(best)  # by an evaluation, perhaps not the newest
-        self.evaluate: Callable | None = None  # the program of `play`, once there is one
-        self.beside: Any = None  # in its place a `HostEvaluation`, which plays beside the training
-        # The step of the last one that has begun
-        self._begun = newest.step if newest.evaluation else None
-        self._pending: dict[int, Row] = {}  # by step the moment of those not over, the oldest first
+        self.goal_reached = self._reaches_goal(best)  # by any evaluation, not only the newest
+        self.evaluate: Callable | None = None  # program that plays on the devices
+        self.beside: Any = None  # a `HostEvaluation`, which plays beside the training instead
+        self._newest_begun = newest.step if newest.evaluation else None
+        self._pending: dict[int, Row] = {}  # times of pending evaluations by step, oldest first
         run.saver.checkpoints.under_evaluation = self._pending
         self._has_waited = False
 
     def is_due(self, step: int) -> bool:
-        """Tell if the state at this step, at which an evaluation is due, has not been evaluated
-        yet.
-        """
-        return self._begun != step
+        """True if the state at this step has not been evaluated yet."""
+        return self._newest_begun != step
 
     def dispatch(self, state: Any) -> Any:
-        """Begin to play on the devices, which need the state no longer than that: Episodes there,
-        to be waited for.
+        """Begin to play on the devices; the next update may take the state as soon as this returns.
+
+        Returns:
+            Episodes on the devices, still under computation.
         """
         return self.evaluate(state, np.int32(SEED))
 
@@ -60,14 +61,14 @@ class Evaluations:
         """Evaluate the state at this step, unless that is done or the run is to stop.
 
         Args:
-            step: Environment steps.
-            played: What `dispatch` has returned, or for an evaluation beside the training the state
-                on the host.
+            step: environment steps.
+            played: the episodes of `dispatch`; for an evaluation beside the training, the state on
+                the host.
         """
         if not self.is_due(step):
             return
         run = self._run
-        self._begun = step
+        self._newest_begun = step
         moment = {"time/wall": run.clock.wall, "time/compile": run.clock.seconds["compile"]}
         while len(self._pending) >= MOST_PENDING:
             if run.no_more_evaluations():
@@ -93,7 +94,7 @@ class Evaluations:
                 self._end(step, episodes)
 
     def poll(self, may_fail: bool = True) -> None:
-        """Take the oldest evaluation if it has come to its end. One that fails costs a warning."""
+        """Take the result of the oldest evaluation, if it has ended; warn if it has failed."""
         if not self._pending:
             return
         step = next(iter(self._pending))
@@ -118,28 +119,28 @@ class Evaluations:
             run.console.say(f"greedy   return {earned} at step {step:,}")
         run.recorder.add_evaluation(*self.newest, self._pending[step])
         run.saver.add_evaluation(*self.newest)
-        del self._pending[step]  # from now on its checkpoint may go, unless that is the best one
+        del self._pending[step]  # from now on its checkpoint may be deleted, unless it is the best
 
     def finish(self) -> None:
-        """Wait for all evaluations until stopped."""
-        if count := len(self._pending):
+        """Wait for all evaluations, unless the run is stopped."""
+        count = len(self._pending)
+        if count:
             self._run.console.say(f"waiting for {count} evaluation{'s' * (count > 1)} ...")
         while self._pending and not self._run.no_more_evaluations():
             self.poll(may_fail=len(self._pending) > 1)
             self._rest()
 
     def stop(self) -> None:
-        """Give up what is pending, and say so."""
-        if count := len(self._pending):
-            told = f"{count} due evaluation{'s were' if count > 1 else ' was'} not played"
-            self._run.console.warn(told + self._played_later())
+        """Give up pending evaluations, with a warning."""
+        count = len(self._pending)
+        if count:
+            warning = f"{count} due evaluation{'s were' if count > 1 else ' was'} not played"
+            self._run.console.warn(warning + self._played_later())
         if self.beside:
             self.beside.stop()
 
     def _played_later(self) -> str:
-        """Tell how many of the pending ones --resume plays: that of the end, and those after the
-        last save.
-        """
+        """Name the pending evaluations that --resume plays: the last one, and any after a save."""
         saved = self._run.saver.newest_step
         later = sum(step > saved or step == saved == self._run.total for step in self._pending)
         if not later:
@@ -158,23 +159,26 @@ class Evaluations:
 
 
 def episodes_of(played: Any, args: Any) -> Episodes:
-    """Wait for Episodes [D, S, E / D, rounded up] of devices, and put them together on the host:
-    [S, E].
-    """
-    own = multihost.all_or_none(lambda: jax.block_until_ready(played))
-    # On the host, those of all devices
-    episodes = multihost_utils.process_allgather(own, tiled=True)
-    # More than were asked for, where devices do not divide them
-    return jax.tree.map(lambda x: np.concatenate(x, axis=1)[:, : args.eval_episodes], episodes)
+    """Wait for the Episodes [D, S, E / D] of D devices, and join them on the host: [S, E]."""
+    local = multihost.all_or_none(lambda: jax.block_until_ready(played))
+    episodes = multihost_utils.process_allgather(local, tiled=True)
+
+    def joined(x: np.ndarray) -> np.ndarray:
+        # E / D is rounded up, so there may be more episodes than were asked for
+        return np.concatenate(x, axis=1)[:, : args.eval_episodes]
+
+    return jax.tree.map(joined, episodes)
 
 
 def metrics_of(episodes: Episodes, is_game: bool) -> dict[str, list[float]]:
-    """The metrics of Episodes [S, E], each with one number per seed."""
+    """Metrics of Episodes [S, E], each with one number per seed."""
     values = {
-        f"return_{name}": getattr(episodes.ret, name)(axis=1)
-        for name in ("mean", "std", "min", "max")
+        "return_mean": episodes.ret.mean(axis=1),
+        "return_std": episodes.ret.std(axis=1),
+        "return_min": episodes.ret.min(axis=1),
+        "return_max": episodes.ret.max(axis=1),
+        "length_mean": episodes.length.mean(axis=1),
     }
-    values["length_mean"] = episodes.length.mean(axis=1)
     if is_game:
         values["win_rate"] = np.mean(episodes.ret > 0, axis=1)
     return {f"eval/{name}": value.astype(float).tolist() for name, value in values.items()}

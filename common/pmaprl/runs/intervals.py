@@ -3,9 +3,9 @@
 import math
 from typing import Any, NamedTuple
 
-MOST_ROWS = 500  # of a run, as far as it decides itself
-MOST_EVALUATIONS = 100  # likewise, and as many checkpoints
-# In an interval on an accelerator, which a host that reads every update keeps waiting
+MOST_ROWS = 500  # rows of a run without --log-interval
+MOST_EVALUATIONS = 100  # evaluations of a run without --eval-interval, and also checkpoints
+# Updates of an interval on an accelerator, which waits for a host that reads every update
 FEWEST_UPDATES = 8
 
 
@@ -18,16 +18,18 @@ class Intervals(NamedTuple):
 
 
 def intervals_of(args: Any, on_accelerator: bool) -> Intervals:
-    """Take the intervals that flags name, and let the others follow from the length of the run.
+    """Take the intervals that flags name, and derive the others from the length of the run.
 
-    A run that resumes has the same ones, as they depend on neither where it stopped nor on what
-    time anything takes; with another --total-timesteps they follow from that. Evaluations and
-    checkpoints fall on rows, where rows follow from the length too: each moment at which anything
-    is due is a row of its own.
+    A resumed run has the same intervals, because they depend neither on the step at which it
+    stopped nor on the time that anything takes. With another --total-timesteps they follow from
+    that. Derived evaluations and checkpoints fall on derived rows, because every moment at which
+    anything is due gets a row of its own.
     """
     total = args.num_updates * args.steps_per_update
     fewest = FEWEST_UPDATES * args.steps_per_update if on_accelerator else 1
-    log = args.log_interval or max(args.least_log_interval, -(-total // MOST_ROWS), fewest)
+    log = args.log_interval
+    if not log:
+        log = max(args.least_log_interval, -(-total // MOST_ROWS), fewest)
     rare = max(args.least_eval_interval, -(-total // MOST_EVALUATIONS), fewest)
     if args.log_interval is None:
         rare = -(-rare // log) * log
@@ -39,15 +41,22 @@ def intervals_of(args: Any, on_accelerator: bool) -> Intervals:
 
 
 def describe_intervals(intervals: Intervals) -> str:
-    """Say in one line when anything is due."""
-    names = {"row": intervals.log, "evaluation": intervals.eval, "checkpoint": intervals.checkpoint}
-    parts = {}  # names by the words for their interval, in the order of the names
-    for name, interval in names.items():
-        when = f"every {interval:,} steps" if interval else "at the end"
-        parts.setdefault(when, []).append(name)
-    return "; ".join(f"{' and '.join(together)} {when}" for when, together in parts.items())
+    """Describe in one line when anything is due."""
+    steps = {
+        "row": intervals.log,
+        "evaluation": intervals.eval,
+        "checkpoint": intervals.checkpoint,
+    }
+    names_by_time = {}
+    for name, interval in steps.items():
+        time = f"every {interval:,} steps" if interval else "at the end"
+        names_by_time.setdefault(time, []).append(name)
+    parts = [f"{' and '.join(names)} {time}" for time, names in names_by_time.items()]
+    return "; ".join(parts)
 
 
 def next_boundary(step: int, interval: int) -> float:
     """Find the first multiple of `interval` after `step`; infinite for interval 0."""
-    return step + interval - step % interval if interval else math.inf
+    if not interval:
+        return math.inf
+    return step + interval - step % interval

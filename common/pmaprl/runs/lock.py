@@ -1,9 +1,8 @@
-"""One process at a time in a run directory: a lock that the operating system takes back from a
-process that ends.
+"""Lock of a run directory, which the operating system releases when its process ends.
 
-The file system holds it, so over NFS it keeps out other hosts too, if NFS has locks. Imports
-nothing beyond the standard library and `common/pmaprl/cli`: peers of the benchmark live in
-environments of their own.
+The file system holds it, so over NFS it keeps out other hosts too, if NFS has locks. The module
+imports nothing beyond the standard library and `common/pmaprl/cli`, because peers of the benchmark
+live in environments of their own.
 """
 
 import fcntl
@@ -18,15 +17,20 @@ from pmaprl.cli.errors import UsageError, shortened
 from pmaprl.cli.files import writing
 from pmaprl.cli.stored import descriptor_of, read_bytes
 
-LOCK = ".pmaprl.lock"  # a file of this name says who is there
+LOCK = ".pmaprl.lock"  # file that names the process
 
 
 @contextmanager
 def locked(run_dir: Path | None) -> Iterator[None]:
-    """Keep other processes out of `run_dir`, if there is one; it is made, and removed again where
-    it stays empty.
+    """Keep other processes out of a run directory.
 
-    Raises UsageError, naming process and host, where another one is in there.
+    The directory is made if it is missing, and removed again if it stays empty.
+
+    Args:
+        run_dir: the directory; None: do nothing.
+
+    Raises:
+        UsageError: another process, which the message names, uses the directory.
     """
     if run_dir is None:
         yield
@@ -42,7 +46,7 @@ def locked(run_dir: Path | None) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            if is_ours(run_dir):  # else the directory is another run's by now
+            if is_ours(run_dir):  # another run may have replaced the directory
                 (run_dir / LOCK).unlink()
                 if new:
                     run_dir.rmdir()
@@ -50,9 +54,7 @@ def locked(run_dir: Path | None) -> Iterator[None]:
 
 
 def is_ours(run_dir: Path) -> bool:
-    """Whether `run_dir` is still there and locked by this process, and not deleted or replaced by
-    another run's.
-    """
+    """True if this process has locked `run_dir`, and nobody has deleted or replaced it since."""
     try:
         return read_bytes(run_dir, LOCK).decode(errors="replace") == _holder()
     except (OSError, UsageError):
@@ -60,7 +62,7 @@ def is_ours(run_dir: Path) -> bool:
 
 
 def check_free(run_dir: Path) -> None:
-    """Raise UsageError where another process is in `run_dir`."""
+    """Raise UsageError if another process uses `run_dir`."""
     with suppress(FileNotFoundError):
         _open_locked(run_dir, os.O_RDWR).close()
 
@@ -70,13 +72,13 @@ def _holder() -> str:
 
 
 def _acquire(run_dir: Path) -> TextIO:
-    """The lock's file, open and locked."""
+    """Open and lock the lock's file."""
     while True:
         file = _open_locked(run_dir, os.O_RDWR | os.O_CREAT)
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), os.lstat(run_dir / LOCK)):
                 return file
-        file.close()  # the one that held it has deleted it in between
+        file.close()  # the process that held it has deleted it in between
 
 
 def _open_locked(run_dir: Path, flags: int) -> TextIO:

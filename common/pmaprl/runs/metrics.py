@@ -1,6 +1,4 @@
-"""Where metrics go, `metrics.jsonl`, TensorBoard and Weights & Biases, and how they are read
-again.
-"""
+"""Writing of metrics, to `metrics.jsonl`, TensorBoard and Weights & Biases, and reading them."""
 
 import importlib
 import json
@@ -25,35 +23,41 @@ TRAINING = "episode/return"
 EVALUATION = "eval/return_mean"
 RECENT = "episode/return_last100"
 Row = dict[str, Any]
-LONGEST_LINE = 2**27  # characters of a row: of 10,000 members some hundred metrics
-WRITERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # by its flag, the package of a writer
+LONGEST_LINE = 2**27  # most characters of a row: some hundred metrics of 10,000 members
+WRITERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # packages by flag
 
 
 class LogWriter:
     """Writers for rows of flat names; values are numbers, or lists of one number per seed."""
 
     def __init__(self, directory: Path, args: Any, config: Row, resume_at: int = 0):
-        """Open `metrics.jsonl` in `directory`. Rows after step `resume_at` go: a resumed run has
-        not had them yet.
+        """Open the writers.
+
+        Args:
+            directory: the run's directory.
+            args: the flags.
+            config: the content of `config.json`.
+            resume_at: the step at which the run goes on. Later rows of `metrics.jsonl` are dropped,
+                because the run makes them again.
         """
         path = directory / "metrics.jsonl"
         with in_one_step(path) as temporary, temporary.open("w") as file:
-            file.writelines(
-                json.dumps(row) + "\n" for row in read(path) if row["env_steps"] <= resume_at
-            )
+            for row in read(path):
+                if row["env_steps"] <= resume_at:
+                    file.write(json.dumps(row) + "\n")
         self._file = path.open("a")
         self._args = args
         writers = import_writers(args)
         self._tensorboard = None
         if args.tensorboard:
-            # TensorBoard then hides what the run has shown of steps that it makes again
-            again = resume_at + 1 if args.resume else None
+            # TensorBoard hides the numbers of steps that the run makes again
+            first_step = resume_at + 1 if args.resume else None
             self._tensorboard = writers["tensorboard"].SummaryWriter(
-                str(directory), purge_step=again
+                str(directory), purge_step=first_step
             )
-            flags = json.dumps(config, indent=2, default=str).replace("\n", "\n    ")
-            # Indented, Markdown keeps it as it is
-            self._tensorboard.add_text("config", f"    {flags}", resume_at)
+            flags = json.dumps(config, indent=2, default=str)
+            indented = flags.replace("\n", "\n    ")  # Markdown shows indented text as it is
+            self._tensorboard.add_text("config", f"    {indented}", resume_at)
         self._wandb = writers.get("wandb")
         self._newest = 0
         if self._wandb:
@@ -73,7 +77,7 @@ class LogWriter:
         scalars = {}
         if self._tensorboard or self._wandb:
             scalars = summarized(row, self._args.is_population, self._args.log_each)
-        # An evaluation that was late: the times of that step are there already
+        # The row of a late evaluation: the times of its step are written already
         if row["env_steps"] <= self._newest:
             scalars = {
                 name: value for name, value in scalars.items() if not name.startswith("time/")
@@ -83,11 +87,11 @@ class LogWriter:
                 self._tensorboard.add_scalar(name, value, row["env_steps"])
         self._newest = max(self._newest, row["env_steps"])
         if self._wandb:
-            # It drops rows that come late, as background evaluations do
+            # wandb drops rows of earlier steps, such as those of late evaluations
             self._wandb.log(scalars, step=self._newest)
 
     def close(self) -> None:
-        with ExitStack() as writers:  # all are closed, whichever fails
+        with ExitStack() as writers:  # closes all, even if one fails
             writers.callback(self._file.close)
             if self._tensorboard:
                 writers.callback(self._tensorboard.close)
@@ -96,24 +100,26 @@ class LogWriter:
 
 
 def import_writers(args: Any) -> dict[str, ModuleType]:
-    """The packages of the writers that flags ask for. Raises UsageError where one is not
-    installed.
+    """Import the packages of the writers that flags ask for.
+
+    Raises:
+        UsageError: one is not installed.
     """
-    found = {}
+    modules = {}
     for flag, package in WRITERS.items():
+        if not getattr(args, flag):
+            continue
         try:
-            found |= {flag: importlib.import_module(package)} if getattr(args, flag) else {}
+            modules[flag] = importlib.import_module(package)
         except ImportError as error:
             raise UsageError(
                 f'--{flag} needs {package}: pip install {package}, or -e ".[{flag}]" ({error})'
             ) from error
-    return found
+    return modules
 
 
 def _wandb_id(directory: Path) -> str:
-    """Weights & Biases' name for this run, kept in its directory so that a resumed run goes on in
-    the same charts.
-    """
+    """Weights & Biases' name of a run, stored so that a resumed run goes on in the same charts."""
     path = directory / "wandb_id"
     if not path.exists():
         with in_one_step(path) as temporary:
@@ -126,19 +132,18 @@ def _wandb_id(directory: Path) -> str:
     return name
 
 
-PLACES = {"pbt/source"}  # metrics that are places of members, and no quantities
-# Metrics of which the best is the highest
+PLACES = {"pbt/source"}  # metrics that are indices of members, and no quantities
+# Metrics whose highest value is the best one
 OF_EPISODES = re.compile("(episode|eval)/return(?!_std|_min)")
 
 
 def summarized(row: Row, is_population: bool, each: bool = False) -> dict[str, float]:
-    """The scalars of a row for charts: of several seeds the mean, of members the median and the
-    best return.
+    """Reduce a row to scalars for charts: the mean of seeds, or median and best of members.
 
     Args:
-        row: numbers, or lists of one number per seed or member; None where there is none.
-        is_population: whether lists are of members.
-        each: whether every seed or member has a scalar of its own too.
+        row: numbers, or lists of one number per seed or member; None is no number.
+        is_population: True if lists are of members.
+        each: True to give every seed or member a scalar of its own too.
     """
     scalars = {}
     agent = "member" if is_population else "seed"
@@ -151,18 +156,18 @@ def summarized(row: Row, is_population: bool, each: bool = False) -> dict[str, f
             known = []
         if known and is_population:
             scalars[f"{name}/median"] = float(np.median(known))
-            scalars |= {f"{name}/best": max(known)} if OF_EPISODES.match(name) else {}
+            if OF_EPISODES.match(name):
+                scalars[f"{name}/best"] = max(known)
         elif known:
             scalars[name] = float(np.mean(known))
         if each:
-            scalars |= {f"{name}/{agent}_{index}": x for index, x in enumerate(value)}
+            for index, x in enumerate(value):
+                scalars[f"{name}/{agent}_{index}"] = x
     return {name: x for name, x in scalars.items() if x is not None}
 
 
 def jsonable(value: Any) -> Any:
-    """Arrays [S] as a number (one seed) or a list, with None for what is not finite, so that the
-    line is valid JSON.
-    """
+    """Convert an array [S] to a number (one seed) or a list, with None for NaN and infinity."""
     if type(value) is int:
         return value
     if type(value) is float:
@@ -175,7 +180,7 @@ def jsonable(value: Any) -> Any:
 
 
 def _rounded(number: float) -> float | None:
-    """Seven digits, which is what float32 has; None for what is not finite."""
+    """Round to the seven digits that float32 has; None for NaN and infinity."""
     return float("%.7g" % number) if math.isfinite(number) else None  # noqa: UP031 (it is twice as fast)
 
 
@@ -184,10 +189,12 @@ def _rounded(number: float) -> float | None:
 
 
 def read(path: Path) -> Iterator[Row]:
-    """The rows of a metrics file, one after another; lines that are none, or cut off by a crash,
-    are left out.
+    """Iterate over the rows of a metrics file.
 
-    Raises UsageError where the file is none of a run, see `stored.py`.
+    Lines that are no rows, or that a crash has cut off, are left out.
+
+    Raises:
+        UsageError: the file is none of a run, see `stored.py`.
     """
     if not os.path.lexists(path):
         return
@@ -197,7 +204,8 @@ def read(path: Path) -> Iterator[Row]:
                 raise UsageError(
                     f"{path} has a line of over {LONGEST_LINE:,} characters: it is damaged"
                 )
-            if row := _row(line):
+            row = _row(line)
+            if row:
                 yield row
 
 
@@ -210,7 +218,7 @@ def _row(line: str) -> Row | None:
 
 
 def _numbers_of(value: Any) -> np.ndarray | None:
-    """A metric of a row, [S] or [1]; None where it is neither a number nor a list of numbers."""
+    """A metric of a row, [S] or [1]; None if it is neither a number nor a list of numbers."""
     numbers = value if isinstance(value, list) else [value]
     if not numbers or not all(x is None or isinstance(x, int | float) for x in numbers):
         return None
@@ -221,10 +229,10 @@ def _numbers_of(value: Any) -> np.ndarray | None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` came from a JSON number, and a finite one."""
-    return (
-        type(value) is float and math.isfinite(value) or type(value) is int and abs(value) < 2**63
-    )
+    """True for a value of a finite JSON number."""
+    if type(value) is float:
+        return math.isfinite(value)
+    return type(value) is int and abs(value) < 2**63
 
 
 def _as_number(value: Any) -> float:
@@ -237,36 +245,34 @@ class Series:
 
     steps: np.ndarray  # [P]
     wall: np.ndarray  # [P], seconds
-    values: np.ndarray  # [P, S], or [P, 1] for a number of the whole run; NaN where there is none
+    values: np.ndarray  # [P, S], or [P, 1] for a number of the whole run; NaN is no number
 
 
 @dataclass(frozen=True)
 class Log:
-    """What `metrics.jsonl` holds of the metrics that were asked for."""
+    """Some metrics of `metrics.jsonl`."""
 
-    series: dict[str, Series]  # a metric that no row has is left out
+    series: dict[str, Series]  # without metrics that no row has
     names: frozenset[str]  # all metrics that some row has
     steps: int
-    wall_seconds: float  # of all invocations; NaN where no row has it
+    wall_seconds: float  # of all invocations; NaN if no row has it
     trained_seconds: float  # without compilation, evaluation and saving
 
     def of(self, agents: list[int], count: int) -> "Log":
-        """Take that of some of `count` agents; numbers of the whole run stay.
+        """Select the numbers of some of `count` agents; numbers of the whole run stay.
 
-        Raises UsageError where a metric has numbers of more or fewer agents.
+        Raises:
+            UsageError: a metric has numbers of more or fewer agents.
         """
-        for name, one in self.series.items():
-            if (agents_of_metric := one.values.shape[1]) not in (1, count):
-                raise UsageError(
-                    f"{name} has numbers of {agents_of_metric} agents, in a run of {count}"
-                )
-        series = {
-            name: replace(one, values=one.values[:, agents])
-            if one.values.shape[1] == count
-            else one
-            for name, one in self.series.items()
-        }
-        return replace(self, series=series)
+        selected = {}
+        for name, series in self.series.items():
+            num_agents = series.values.shape[1]
+            if num_agents not in (1, count):
+                raise UsageError(f"{name} has numbers of {num_agents} agents, in a run of {count}")
+            if num_agents == count:
+                series = replace(series, values=series.values[:, agents])
+            selected[name] = series
+        return replace(self, series=selected)
 
 
 def read_log(run_dir: Path, metrics: Iterable[str]) -> Log:
@@ -275,34 +281,40 @@ def read_log(run_dir: Path, metrics: Iterable[str]) -> Log:
     newest = 0
     wall_seconds = math.nan
     speed = math.nan
-    found = {name: ([], [], []) for name in metrics}  # steps, seconds and values
+    points = {name: [] for name in metrics}  # (step, seconds, numbers) of each row
     for row in read(run_dir / "metrics.jsonl"):
         step = row["env_steps"]
         wall = _as_number(row.get("time/wall"))
-        if step > newest:  # else it is a late evaluation's, of a moment before
+        if step > newest:  # otherwise it is the row of a late evaluation
             newest = step
             wall_seconds = wall
             speed = _as_number(row.get("time/sps_total", speed))
         names.update(row)
-        for name in found.keys() & row.keys():
-            values = _numbers_of(row[name])
-            if values is None:
-                what = f"{name} is {shortened(repr(row[name]))} at step {step:,}"
+        for name in points.keys() & row.keys():
+            numbers = _numbers_of(row[name])
+            if numbers is None:
+                value = shortened(repr(row[name]))
                 raise UsageError(
-                    f"{run_dir}/metrics.jsonl: {what}, not a number or a list of numbers"
+                    f"{run_dir}/metrics.jsonl: {name} is {value} at step {step:,}, not a number "
+                    "or a list of numbers"
                 )
-            if found[name][2] and len(values) != len(found[name][2][-1]):
-                lengths = f"{len(values)} at step {step:,}, and {len(found[name][2][-1])} before"
-                raise UsageError(
-                    f"{run_dir}/metrics.jsonl: {name} has numbers of several agents, {lengths}"
-                )
-            for column, value in zip(found[name], (step, wall, values), strict=True):
-                column.append(value)
-    series = {
-        name: Series(*(np.array(x, float) for x in columns))
-        for name, columns in found.items()
-        if columns[0]
-    }
+            if points[name]:
+                _, _, before = points[name][-1]
+                if len(numbers) != len(before):
+                    raise UsageError(
+                        f"{run_dir}/metrics.jsonl: {name} has numbers of several agents, "
+                        f"{len(numbers)} at step {step:,}, and {len(before)} before"
+                    )
+            points[name].append((step, wall, numbers))
+    series = {}
+    for name, rows in points.items():
+        if rows:
+            steps, walls, values = zip(*rows, strict=True)
+            series[name] = Series(
+                steps=np.array(steps, float),
+                wall=np.array(walls, float),
+                values=np.array(values, float),
+            )
     trained = newest / speed if is_number(speed) and speed > 0 else math.nan
     return Log(
         series=series,

@@ -1,6 +1,4 @@
-"""Rows of metrics, in `metrics.jsonl` and on the console: one for every chunk of updates, see
-`run.py`.
-"""
+"""Rows of metrics in `metrics.jsonl` and on the console, one for every chunk of updates."""
 
 import time
 from collections.abc import Callable
@@ -14,37 +12,38 @@ from pmaprl.envs.ranges import IN_SPACE, OUTSIDE
 from pmaprl.runs.metrics import Log, LogWriter, Row, is_number, jsonable, read_log
 
 Callback = Callable[[Row], Any]
-"""Called with every row of metrics, once it is written; where it returns True, the run ends."""
+"""Function that is called with every row of metrics, once it is written; True ends the run."""
 
 
 class Clock:
-    """Runs from its making on; training begins when it is told so, and is interrupted by
-    evaluations and saves.
-    """
+    """Wall clock and training clock; the latter excludes evaluation and saving."""
 
     def __init__(self):
         self.seconds = dict.fromkeys(("compile", "eval", "checkpoint", "host"), 0.0)
-        self._made = self._began = time.perf_counter()
-        self.wall_before = self.trained_before = 0.0  # seconds of the invocations before
-        self._lap = 0.0  # seconds of training at the last one
+        self._made = time.perf_counter()
+        self._began = self._made
+        self.wall_before = 0.0  # seconds of earlier invocations
+        self.trained_before = 0.0  # seconds of training in earlier invocations
+        self._last_lap = 0.0  # seconds of training at the last lap
 
     def begin(self) -> None:
+        """Begin to train."""
         self._began = time.perf_counter()
 
     def go_on(self, log: Log) -> None:
-        """After other invocations of the run, which have logged this."""
+        """Add the seconds of earlier invocations of the run, which they have logged."""
         if is_number(log.wall_seconds) and is_number(log.trained_seconds):
             self.wall_before = log.wall_seconds
             self.trained_before = log.trained_seconds
 
     @property
     def wall(self) -> float:
-        """Seconds since the clock was made, and those of the invocations before."""
+        """Seconds since the clock was made, and those of earlier invocations."""
         return self.wall_before + time.perf_counter() - self._made
 
     @property
     def since_begin(self) -> float:
-        """Seconds since training began, with all that interrupts it."""
+        """Seconds since training began, with evaluation and saving."""
         return time.perf_counter() - self._began
 
     @property
@@ -53,10 +52,10 @@ class Clock:
         return self.since_begin - self.seconds["eval"] - self.seconds["checkpoint"]
 
     def lap(self) -> float:
-        """Seconds of training since the last call, or since it began."""
-        before = self._lap
-        self._lap = self.trained
-        return self._lap - before
+        """Seconds of training since the last call, or since training began."""
+        before = self._last_lap
+        self._last_lap = self.trained
+        return self._last_lap - before
 
     @contextmanager
     def timed(self, name: str):
@@ -69,24 +68,25 @@ class Clock:
 
 
 class Chunk:
-    """Updates of one row, dispatched in one call or in several, and more for their row."""
+    """Updates of one row, dispatched in one or several calls, and the evaluation of their row."""
 
     def __init__(self, first_step: int):
-        self.first_step = self.last_step = first_step
-        self.is_whole = False  # whether the row is to be written as soon as its updates are done
+        self.first_step = first_step
+        self.last_step = first_step
+        self.is_whole = False  # True: write the row as soon as its updates are done
         self.evaluation: Row = {}
         self._known: Outcome | None = None
-        self._newest: Callable[[], Outcome] | None = None  # which waits
+        self._newest: Callable[[], Outcome] | None = None  # waits for the newest call
 
     def add(self, last_step: int, read: Callable[[], Outcome]) -> None:
-        """Take a call that is dispatched, up to a step; waits for the call before it."""
+        """Add a dispatched call up to a step, and wait for the call before it."""
         _ = self.outcome
         self.last_step = last_step
         self._newest = read
 
     @property
     def outcome(self) -> Outcome:
-        """Numbers of all its updates, once they are done."""
+        """Outcome of all its updates, once they are done."""
         if self._newest:
             newest = self._newest()
             self._newest = None
@@ -95,48 +95,58 @@ class Chunk:
 
     @property
     def broken(self) -> dict[int, tuple[int, str]]:
-        """By agent, update and metric of its first number that was not finite."""
-        numbers = self.outcome.broken.items()
-        found = [
-            (agent, int(index), name)
-            for name, x in numbers
-            for agent, index in enumerate(x)
-            if index >= 0
-        ]
-        return {agent: tuple(first) for agent, *first in sorted(found, reverse=True)}
+        """(index of the update, metric) of the first number that was not finite, by agent."""
+        first = {}
+        for name, indices in self.outcome.broken.items():
+            for agent, index in enumerate(indices):
+                if index < 0:
+                    continue
+                fault = int(index), name
+                first[agent] = min(fault, first.get(agent, fault))
+        return first
 
 
 class Recorder:
     """Holds back the row of the newest chunk until it is asked to write it."""
 
     def __init__(self, run: Any):
-        """Of a `Run`, whose parts it uses; without a directory the console alone shows rows."""
+        """Open the log of a run.
+
+        Args:
+            run: the `Run`, whose parts it uses. Without a directory only the console shows rows.
+        """
         self._run = run
         self._args = run.args
         self._clock = run.clock
         self.stop_requested = False  # by the callback
-        self._log = (
-            LogWriter(run.dir, run.args, run.config, resume_at=run.first_step) if run.dir else None
-        )
-        if self._log:
+        self._log = None
+        if run.dir:
+            self._log = LogWriter(run.dir, run.args, run.config, resume_at=run.first_step)
             self._clock.go_on(read_log(run.dir, ()))
-        self._broken: set[int] = set()  # members of a population that are given up
-        self.chunk: Chunk | None = None  # the newest, as long as its row is not written
+        self._broken: set[int] = set()  # members of a population that were given up
+        self.chunk: Chunk | None = None  # the newest one, until its row is written
 
     def add(self, first_step: int, last_step: int, read: Callable[[], Outcome]) -> None:
-        """Note updates that are dispatched; they go into the row that is held back, if there is
-        one.
+        """Add dispatched updates to the row that is held back, or to a new one.
 
-        `read` waits for them. Raises TrainingError where a metric of the updates before them was
-        not finite.
+        Args:
+            first_step: environment steps before the updates.
+            last_step: environment steps after them.
+            read: waits for the updates and returns their outcome.
+
+        Raises:
+            TrainingError: a metric of earlier updates was not finite.
         """
         self.wait()
-        self.chunk = self.chunk or Chunk(first_step)
+        if self.chunk is None:
+            self.chunk = Chunk(first_step)
         self.chunk.add(last_step, read)
 
     def wait(self) -> None:
-        """Until the newest updates are done. Writes their row already where a number is not finite,
-        and raises.
+        """Wait until the newest updates are done.
+
+        Raises:
+            TrainingError: a metric was not finite; the row is written.
         """
         if self.chunk and self._fails(self.chunk):
             self.write()
@@ -144,8 +154,12 @@ class Recorder:
     def add_evaluation(
         self, step: int, evaluation: dict[str, list[float]], moment: dict[str, float]
     ) -> None:
-        """Into the row of that step, or as a row of its own, of that `moment`, where that is
-        written.
+        """Add an evaluation to its step's row or, if that is already written, as a row of its own.
+
+        Args:
+            step: environment steps.
+            evaluation: its metrics.
+            moment: times of the step, for a row of its own.
         """
         if self.chunk and self.chunk.last_step == step:
             self.chunk.evaluation = evaluation
@@ -153,8 +167,10 @@ class Recorder:
             self._emit({"env_steps": step} | evaluation | moment)
 
     def write(self) -> None:
-        """Write the row that is held back, if there is one. Raises TrainingError where a metric was
-        not finite.
+        """Write the row that is held back, if there is one.
+
+        Raises:
+            TrainingError: a metric was not finite.
         """
         if self.chunk is None:
             return
@@ -170,24 +186,23 @@ class Recorder:
             row |= metrics | chunk.evaluation | self._times(chunk, seconds)
             fails = self._fails(chunk)
             row = self._emit(row, whole=not fails)
-            if fails:  # the error is all that there is to show
+            if fails:  # the console shows the error instead of the row
                 raise self._error(chunk)
             self._run.console.update(chunk.last_step, row)
             self._give_up(chunk)
             self._caution(row)
 
     def _caution(self, row: Row) -> None:
-        """Say, once, what the algorithm has to say of metrics that are above the value that it
-        names.
-        """
+        """Warn once of each metric that is above the limit that the algorithm names for it."""
         cautions = self._run.cautions
-        for metric, (most, text) in list(cautions.items()):
+        for metric, (limit, text) in list(cautions.items()):
             value = row.get(metric)
-            found = [x for x in (value if isinstance(value, list) else [value]) if x is not None]
-            if max(found, default=most) > most:
+            values = value if isinstance(value, list) else [value]
+            largest = max([x for x in values if x is not None], default=limit)
+            if largest > limit:
                 del cautions[metric]
                 self._run.console.warn(
-                    f"by step {row['env_steps']:,} {metric} is {max(found):.2g}: {text}"
+                    f"by step {row['env_steps']:,} {metric} is {largest:.2g}: {text}"
                 )
 
     def close(self) -> None:
@@ -215,11 +230,12 @@ class Recorder:
         return {f"time/{name}": value for name, value in (times | clock.seconds).items()}
 
     def _fails(self, chunk: Chunk) -> bool:
-        """Whether the run cannot go on: an agent is broken, or every member of a population is."""
-        return len(chunk.broken) >= (self._args.num_agents if self._args.is_population else 1)
+        """True if the run cannot go on: a seed is broken, or every member of a population."""
+        most = self._args.num_agents if self._args.is_population else 1
+        return len(chunk.broken) >= most
 
     def _error(self, chunk: Chunk) -> TrainingError:
-        """What was not finite, of which agent, and since when."""
+        """Error that names metric, step and seed of the first number that was not finite."""
         (index, name), agent = min((first, agent) for agent, first in chunk.broken.items())
         step = chunk.first_step + (index + 1) * self._args.steps_per_update
         seed = self._args.members.seed[agent]
@@ -235,14 +251,17 @@ class Recorder:
         return TrainingError(f"{where}; {self._run.saver.last_good()}; {advice}")
 
     def _give_up(self, chunk: Chunk) -> None:
-        """Say which members have broken in this chunk; the others go on."""
+        """Warn of members that have broken in this chunk; the others go on."""
         new = sorted(chunk.broken.keys() - self._broken)
         self._broken = set(chunk.broken)
-        if new:
-            members = ", ".join(map(str, new[:10])) + (
-                f" and {len(new) - 10} more" if len(new) > 10 else ""
-            )
-            left = self._args.num_agents - len(self._broken)
-            metric = chunk.broken[new[0]][1]
-            what = f"{metric} of member{'s' * (len(new) > 1)} {members} is not finite"
-            self._run.console.warn(f"by step {chunk.last_step:,} {what}; {left} go on")
+        if not new:
+            return
+        members = ", ".join(map(str, new[:10]))
+        if len(new) > 10:
+            members += f" and {len(new) - 10} more"
+        rest = self._args.num_agents - len(self._broken)
+        _, metric = chunk.broken[new[0]]
+        self._run.console.warn(
+            f"by step {chunk.last_step:,} {metric} of member{'s' * (len(new) > 1)} {members} is "
+            f"not finite; {rest} go on"
+        )

@@ -1,7 +1,6 @@
-"""Results of a run as they stand in its directory: `result.json`, and the order of members by their
-returns.
+"""Stored results of a run: `result.json`, and the order of members by their returns.
 
-Imports nothing slow: plots and tables read many runs.
+The module imports nothing slow, because plots and tables read many runs.
 """
 
 import math
@@ -18,10 +17,10 @@ RESULT = "result.json"
 
 
 class EvaluationResult(NamedTuple):
-    """The metrics of an evaluation, a number per seed each."""
+    """Metrics of an evaluation, with one number per seed."""
 
-    step: int  # of what was evaluated
-    evaluation: dict[str, list[float]]  # empty where there was none
+    step: int  # environment steps of the state that was evaluated
+    evaluation: dict[str, list[float]]  # empty if there was none
 
     @property
     def returns(self) -> list[float]:
@@ -29,22 +28,32 @@ class EvaluationResult(NamedTuple):
 
 
 def result_at(run_dir: Path, step: int) -> dict[str, Any]:
-    """What `result.json` says of a run that was at `step` then; nothing where it is of another
-    step, or not there.
+    """Read `result.json`.
+
+    Returns:
+        The content; {} if it is of another step, or missing.
+
+    Raises:
+        UsageError: an evaluation in it is not of numbers.
     """
     record = read_json(run_dir, RESULT)
     if not isinstance(record, dict) or record.get("env_steps") != step:
         return {}
-    for name, values in record.items():
-        if (
-            name.startswith("eval/")
-            and isinstance(values, list)
-            and not all(map(_is_result, values))
-        ):
+    for name, values in _evaluation_of(record).items():
+        if not all(map(_is_result, values)):
             raise UsageError(
                 f"{run_dir / RESULT} has something in {name} that is no number: delete the file"
             )
     return record
+
+
+def _evaluation_of(record: dict[str, Any]) -> dict[str, list[Any]]:
+    """Metrics of the evaluation in `result.json`, with one value per seed."""
+    return {
+        name: values
+        for name, values in record.items()
+        if name.startswith("eval/") and isinstance(values, list)
+    }
 
 
 def _is_result(value: Any) -> bool:
@@ -52,55 +61,61 @@ def _is_result(value: Any) -> bool:
 
 
 def checksum_of(run_dir: Path) -> str | None:
-    """The checksum of the state in which a run ended; None while it goes on, or where it did not
-    end well.
-    """
+    """The checksum of the state in which a run ended; None while it goes on, or if it failed."""
     record = read_json(run_dir, RESULT)
     checksum = record.get("state_sha256") if isinstance(record, dict) else None
     return checksum if isinstance(checksum, str) else None
 
 
 def has_damaged_result(run_dir: Path) -> bool:
-    """Tell if a run has a `result.json` that cannot be read."""
+    """True if a run has a `result.json` that cannot be read."""
     return (run_dir / RESULT).exists() and not isinstance(read_json(run_dir, RESULT), dict)
 
 
 def has_ended_at(run_dir: Path, step: int) -> bool:
-    """Whether nothing cut the run short at this step, as `result.json` says."""
+    """True if the run ended at this step by itself, as `result.json` says."""
     return result_at(run_dir, step).get("status") in ("finished", "stopped")
 
 
-SHOWN = "return_mean", "return_std", "return_min", "return_max"  # of an evaluation, in the footer
+# Metrics of an evaluation that the footer shows
+SHOWN = {"eval/return_mean", "eval/return_std", "eval/return_min", "eval/return_max"}
 
 
 def stored_evaluation(run_dir: Path, step: int, count: int = 1) -> EvaluationResult:
-    """The last evaluation in `result.json` of so many agents, if there is one and the run was at
-    `step` then.
+    """Read the last evaluation in `result.json`, if the run was at `step` then.
 
-    Raises UsageError where it is none of such a run.
+    Args:
+        run_dir: the run.
+        step: environment steps.
+        count: number of agents.
+
+    Raises:
+        UsageError: it is no evaluation of so many agents.
     """
     record = result_at(run_dir, step)
-    metrics = {
-        name: x for name, x in record.items() if name.startswith("eval/") and isinstance(x, list)
-    }
-    of_seeds = {
-        name: [math.nan if x is None else x for x in values] for name, values in metrics.items()
-    }
-    evaluated = record.get("eval/env_steps", step)
-    fits = all(len(values) == count for values in of_seeds.values()) and isinstance(evaluated, int)
-    if not fits or of_seeds and not of_seeds.keys() >= {f"eval/{name}" for name in SHOWN}:
+    evaluation = {}
+    for name, values in _evaluation_of(record).items():
+        evaluation[name] = [math.nan if x is None else x for x in values]
+    evaluated_at = record.get("eval/env_steps", step)
+    is_of_all = all(len(values) == count for values in evaluation.values())
+    is_complete = not evaluation or evaluation.keys() >= SHOWN
+    if not is_of_all or not is_complete or not isinstance(evaluated_at, int):
         raise UsageError(f"{run_dir / RESULT} has no evaluation of {count} agents: delete the file")
-    return EvaluationResult(evaluated, of_seeds)
+    return EvaluationResult(evaluated_at, evaluation)
 
 
 def ranked(returns: list[float], training: Series | None = None) -> list[int]:
-    """Rank members by their return, the best first; those without a finite one are last.
+    """Rank members by their return, the best first, and those without a finite one last.
+
+    Among equal returns the member with the higher last training return comes first, then the one
+    that was earlier near the highest training return of any member.
 
     Args:
         returns: one per member.
-        training: `episode/return_last100` of the members so far. Among equal returns that with the
-            higher last one of these comes first, then that which was earlier near the highest that
-            any member had.
+        training: `episode/return_last100` of the members so far.
+
+    Returns:
+        Indices of the members.
     """
     count = len(returns)
     known = [x if math.isfinite(x) else -math.inf for x in returns]
@@ -110,19 +125,33 @@ def ranked(returns: list[float], training: Series | None = None) -> list[int]:
         values = np.where(np.isfinite(training.values), training.values, -np.inf)  # [P, S]
         finite = values[np.isfinite(values)]
         threshold = finite.min() + 0.9 * np.ptp(finite) if len(finite) else math.inf
-        above = values >= threshold
+        is_near = values >= threshold
         newest = values[-1]
-        reached = np.where(above.any(axis=0), training.steps[above.argmax(axis=0)], math.inf)
-    return sorted(
-        range(count), key=lambda member: (-known[member], -newest[member], reached[member])
-    )
+        first_steps = training.steps[is_near.argmax(axis=0)]
+        reached = np.where(is_near.any(axis=0), first_steps, math.inf)
+
+    def order(member: int) -> tuple[float, float, float]:
+        return -known[member], -newest[member], reached[member]
+
+    return sorted(range(count), key=order)
 
 
 def training_returns(run_dir: Path | None, step: float = math.inf) -> Series | None:
-    """`episode/return_last100` of a run up to a step, by which equal members are ranked; None where
-    it has none.
+    """Read `episode/return_last100` up to a step, by which equal members are ranked.
+
+    Returns:
+        The series; None if there is none.
     """
-    series = read_log(run_dir, [RECENT]).series.get(RECENT) if run_dir else None
-    if series is None or not (there := series.steps <= step).any():
+    if run_dir is None:
         return None
-    return Series(steps=series.steps[there], wall=series.wall[there], values=series.values[there])
+    series = read_log(run_dir, [RECENT]).series.get(RECENT)
+    if series is None:
+        return None
+    is_before = series.steps <= step
+    if not is_before.any():
+        return None
+    return Series(
+        steps=series.steps[is_before],
+        wall=series.wall[is_before],
+        values=series.values[is_before],
+    )

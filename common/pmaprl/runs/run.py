@@ -1,12 +1,12 @@
-"""One run: wires its parts together, the loops in `common/pmaprl/training.py` drive it.
+"""One run, which wires its parts together; the loops in `common/pmaprl/training.py` drive it.
 
 A chunk is the updates up to the next time that anything is due; every chunk is one row of metrics.
 Long chunks are dispatched in several calls, between which a run can stop.
 
-What a call reports is read only after the next one has been dispatched, and so is the evaluation
-after it; what is to be saved is copied on the devices first, and then in the background. So the
-devices never wait for the host, except where something decides whether the run goes on: a callback,
---stop-at-return, or other processes.
+The metrics of a call are read only after the next call has been dispatched, and so is the
+evaluation after it. A state to save is copied on the devices first, and to the host in the
+background. So the devices never wait for the host, unless something decides whether the run goes
+on: a callback, --stop-at-return, or other processes.
 """
 
 import json
@@ -37,29 +37,33 @@ from pmaprl.runs.recorder import Callback, Clock, Recorder
 from pmaprl.runs.saving import Saver, load
 from pmaprl.runs.signals import Interruption
 
-MOST_UPDATES = 2**30  # of one call
-CALL_SECONDS = 2.0  # that the updates of one call may take, as nothing ends a run within a call
+MOST_UPDATES = 2**30  # most updates of one call
+CALL_SECONDS = 2.0  # time of one call's updates; short, because nothing ends a run within a call
 
 
 class Pace:
-    """How many updates one call may have: at most twice as many as a call before that is over.
+    """Limit of the updates of one call, at most twice as many as in an earlier call.
 
-    Updates may become slower, such as once there is something to learn from.
+    Updates may become slower, for example when a replay buffer has enough samples to learn from.
     """
 
     def __init__(self, first: int):
         """Begin with a call of so many updates."""
         self.most_updates = first
-        self._largest = 0  # call so far
+        self._largest = 0  # most updates of a call so far
         self._under_way = 0  # updates of the newest call
-        self._began = 0.0  # when that was at the earliest
+        self._began = 0.0  # earliest time at which the newest call can have begun
 
     def note(self, updates: int, now: float) -> None:
-        """Note a call that is dispatched `now`, in seconds of training, where the call before it is
-        done.
+        """Note a call that is dispatched after the call before it has ended.
+
+        Args:
+            updates: its number of updates.
+            now: seconds of training.
         """
         if self._under_way:
-            fitting = int(CALL_SECONDS * self._under_way / max(now - self._began, 1e-9))
+            seconds = max(now - self._began, 1e-9)
+            fitting = int(CALL_SECONDS * self._under_way / seconds)
             self.most_updates = max(min(fitting, 2 * self._largest, MOST_UPDATES), 1)
         self._under_way = updates
         self._began = now
@@ -67,22 +71,18 @@ class Pace:
 
 
 class Due(NamedTuple):
-    """An evaluation and a save of the state at one step, which wait until it is known to be
-    sound.
-    """
+    """Evaluation and save of a state, which wait until the state is known to be sound."""
 
     step: int
     evaluate: bool
     save: bool
-    played: Any  # what an evaluation on the devices gives, or None
-    fetch: Callable[[], Any] | None  # what is saved, on the host
-    fetch_learner: Callable[[], Any] | None  # the state without environments, on the host
+    played: Any  # episodes of an evaluation on the devices, or None
+    fetch: Callable[[], Any] | None  # returns the state to save, on the host
+    fetch_learner: Callable[[], Any] | None  # returns the state without environments, on the host
 
 
 class Run:
-    """See the module's text. Raises UsageError for a run directory or an extra that cannot be
-    used.
-    """
+    """One run: see the text of the module."""
 
     def __init__(
         self,
@@ -94,18 +94,27 @@ class Run:
         callback: Callback | None = None,
         cautions: Mapping[str, tuple[float, str]] | None = None,
     ):
-        """`env` has a `name` and a `spec`. `notes` are lines for the header, by the word that they
-        begin with.
+        """Choose the run's directory, without writing anything.
 
-        `cautions` are an algorithm's, see `OnPolicy`.
+        Args:
+            args: the flags.
+            script: file of the algorithm.
+            env: the environment, with a `name` and a `spec`.
+            devices: the devices of all processes.
+            notes: lines for the header, by their first word.
+            callback: called with every row of metrics.
+            cautions: limits of metrics, see `OnPolicy`.
+
+        Raises:
+            UsageError: the directory or an extra cannot be used.
         """
-        import_writers(args)  # which fails before anything is written
+        import_writers(args)  # fails before anything is written
         set_up_cache()
         self.args = args
         self.devices = devices
         self.is_game = getattr(env, "is_game", False)
-        self.env_name = env.name  # those that are not said yet
-        self.cautions = dict(cautions or {})
+        self.env_name = env.name
+        self.cautions = dict(cautions or {})  # without those that were shown
         self.total = args.num_updates * args.steps_per_update
         self._end = min(self.total, args.stop_after or self.total)  # of this invocation
         self.intervals = intervals_of(args, on_accelerator=devices[0].platform != "cpu")
@@ -116,18 +125,20 @@ class Run:
                 "checkpoint": self.intervals.checkpoint,
             }
         self.config = describe_run(args, script, env, devices)
-        (self.path, changes), first = agree_on_directory(args, self.config), multihost.is_first()
-        self.dir = self.path if first else None  # where this process writes
+        self.path, changes = agree_on_directory(args, self.config)
+        is_first = multihost.is_first()
+        self.dir = self.path if is_first else None  # directory in which this process writes
         self.console = Console(
-            args.quiet or args.benchmark, self.total, args.is_population, speaks=first
+            args.quiet or args.benchmark, self.total, args.is_population, speaks=is_first
         )
         self._interruption = Interruption(self.console)
-        self.steps = self.first_step = 0
-        # More for `result.json` and --benchmark, of actors once they have ended
+        self.steps = 0
+        self.first_step = 0
+        # Further entries of `result.json` and --benchmark; actors add theirs when they end
         self.figures: dict[str, Any] = {}
         self._header = reports.header(self, env.name, notes, changes)
         self.clock = Clock()
-        self.callback = callback if first else None
+        self.callback = callback if is_first else None
         self.saver = self.recorder = self.evaluations = None  # until `start`
         self._due: Due | None = None
         self._pace = Pace(first=math.ceil(args.least_log_interval / args.steps_per_update))
@@ -142,7 +153,7 @@ class Run:
         if self.evaluations is None:
             return
         if self._due and isinstance(error, Exception):
-            with suppress(Exception):  # what was due before; `error` is what gets reported
+            with suppress(Exception):  # `error` is reported, not a later one
                 self.catch_up()
         self.evaluations.stop()
         with suppress(Exception):
@@ -159,18 +170,23 @@ class Run:
     def start(
         self, programs: Programs, members: Any, shapes: Any, example: Any, beside: Any = None
     ) -> tuple[Any, Any]:
-        """Make or load the state; returns it with the compiled update (or None, None where nothing
-        is left to do).
+        """Compile the programs, and make or load the state.
 
-        `members` are what `init` takes, the state has these `shapes`, and `example` those of what
-        `update` takes beside it. A `HostEvaluation`, which plays `beside` the training, takes the
-        place of `evaluate`.
+        Args:
+            programs: the programs.
+            members: argument of `init`.
+            shapes: shapes of the state.
+            example: shapes of the other arguments of `update`.
+            beside: a `HostEvaluation`, which replaces the program `evaluate`.
+
+        Returns:
+            The state and the compiled update; (None, None) if nothing is left to do.
         """
         self.console.say(self._header)
         check_shared(self.path)
         start = load(self.args, self.config, host_like(shapes), self.console)
         self.first_step = self.steps = start.step
-        # Else nothing is trained, and the flags stay as they are
+        # A run that trains no more keeps its stored flags
         if self.dir and self.steps < self.total:
             self.console.say(claim_directory(self.dir, self.config, self.args.overwrite))
         self.saver = Saver(self.path, self.args, start)
@@ -183,9 +199,9 @@ class Run:
         self.console.doing("compiling")
         with self.clock.timed("compile"):
             programs = compile_together(programs, members, shapes, example)
-            # Other episodes after a resume
-            fresh = np.int32((members.seed.astype(np.int64) + self.steps) % LARGEST)
-            make = partial(programs.init, members._replace(seed=fresh))
+            # Resumed runs begin with other episodes
+            seeds = np.int32((members.seed.astype(np.int64) + self.steps) % LARGEST)
+            make = partial(programs.init, members._replace(seed=seeds))
             state = place(start.arrays, make, shapes, self.devices, self.args.sharding)
         self.console.say(f"compiled in {self.clock.seconds['compile']:.1f} s")
         self.evaluations.evaluate = programs.evaluate
@@ -196,50 +212,49 @@ class Run:
 
     @property
     def unfinished(self) -> bool:
-        """Whether to run another chunk."""
+        """True if another chunk is to run."""
         return self.steps < self._end and not self.stopping
 
     @property
     def wants_to_stop(self) -> bool:
-        """Whether a signal, the clock (once anything is trained), the callback or a good return
-        wants the end, here.
-        """
+        """True if this process wants to stop: signal, --max-seconds, callback, --stop-at-return."""
         seconds = self.clock.wall - self.clock.wall_before
-        late = 0 < self.args.max_seconds < seconds and self.steps > self.first_step
+        has_trained = self.steps > self.first_step
+        is_late = 0 < self.args.max_seconds < seconds and has_trained
         return bool(
             self._interruption.here
-            or late
+            or is_late
             or self.recorder.stop_requested
             or self.evaluations.goal_reached
         )
 
     @property
     def interrupted(self) -> bool:
-        """Whether this process has received a signal to end."""
+        """True if this process has received a signal to end."""
         return bool(self._interruption.here)
 
     @property
     def stopping(self) -> bool:
-        """Whether that is so in any process, all of which have to ask at the same time."""
+        """True if any process wants to stop. All processes have to ask at the same time."""
         return bool(
             self._interruption.received() or multihost.max_over_processes(self.wants_to_stop)
         )
 
     def no_more_evaluations(self) -> bool:
-        """Whether none is to be played, or waited for, any more; all processes have to ask at the
-        same time.
+        """True if no evaluation is to be played or waited for any more.
+
+        All processes have to ask at the same time.
         """
         return bool(self.args.benchmark or self._interruption.received())
 
     def next_chunk(self) -> np.int32:
-        """How many updates to run next: up to the first step at which anything is due."""
+        """Number of updates up to the next step at which anything is due."""
         next_due = min(next_boundary(self.steps, interval) for interval in self._intervals.values())
         steps = min(self._end, next_due) - self.steps
         return np.int32(min(math.ceil(steps / self.args.steps_per_update), MOST_UPDATES))
 
     def next_call(self) -> np.int32:
-        """How many updates to run next in one call: the next chunk, or of a long one as many as
-        take a few seconds.
+        """Number of updates of the next call: a chunk, or a part of it that takes a few seconds.
 
         All processes have to ask at the same time.
         """
@@ -247,10 +262,15 @@ class Run:
         return min(self.next_chunk(), np.int32(most))
 
     def advance(self, state: Any, updates: int, read: Callable[[], Outcome]) -> None:
-        """Account for dispatched `updates`: catch up with those before them; evaluate and save when
-        due.
+        """Count dispatched updates, catch up with those before them, and evaluate and save if due.
 
-        `read` waits for what they report. Raises TrainingError for what was not finite.
+        Args:
+            state: the state after the updates.
+            updates: their number.
+            read: waits for the updates and returns their outcome.
+
+        Raises:
+            TrainingError: a metric was not finite, or a save has failed.
         """
         before = self.steps
         self.steps = self.steps + int(updates) * self.args.steps_per_update
@@ -272,34 +292,39 @@ class Run:
                 state, evaluate="eval" in due, save="checkpoint" in due, goes_on=self._goes_on
             )
         elif (self.callback and due) or multihost.count() > 1:
-            self.recorder.wait()  # processes wait for each other anyway
+            self.recorder.wait()  # costs nothing, as processes wait for each other anyway
             self.catch_up()  # the callback may end the run here
 
     def _evaluate_and_save(
         self, state: Any, evaluate: bool, save: bool, goes_on: bool = False
     ) -> None:
-        """Evaluate and save this very state, unless that is done; where training `goes_on`, only
-        begin with both.
+        """Evaluate and save this state, unless that is done.
+
+        Args:
+            state: the state at this step.
+            evaluate: an evaluation is due.
+            save: a checkpoint is due.
+            goes_on: more updates follow, so only begin with both, if copies fit on the devices.
         """
         evaluate = evaluate and not self.args.benchmark and self.evaluations.is_due(self.steps)
         save = save and self.saver.is_due(self.steps)
-        of_learner = state.replace(actors=())
-        fetch = fetch_learner = None
-        if goes_on:
-            fetch = self.saver.copied(state) if save else None
-            fetch_learner = copied(of_learner) if evaluate and self.evaluations.beside else None
-        is_ahead = (
-            goes_on
-            and (fetch or not save)
-            and (fetch_learner or not (evaluate and self.evaluations.beside))
-        )
+        evaluate_on_host = evaluate and self.evaluations.beside
+        without_envs = state.replace(actors=())
+        fetch = None
+        fetch_learner = None
+        if goes_on and save:
+            fetch = self.saver.copied(state)
+        if goes_on and evaluate_on_host:
+            fetch_learner = copied(without_envs)
+        has_copies = (fetch or not save) and (fetch_learner or not evaluate_on_host)
+        is_ahead = goes_on and has_copies
         if not is_ahead:
-            self.recorder.wait()  # raises: what is broken is not even evaluated
+            self.recorder.wait()  # raises an error: a broken state is not even evaluated
             fetch = self._fetched(self.saver.to_host, state) if save else None
-            fetch_learner = partial(to_host, of_learner)
-        played = (
-            self.evaluations.dispatch(state) if evaluate and not self.evaluations.beside else None
-        )
+            fetch_learner = partial(to_host, without_envs)
+        played = None
+        if evaluate and not evaluate_on_host:
+            played = self.evaluations.dispatch(state)
         self._due = Due(
             step=self.steps,
             evaluate=evaluate,
@@ -312,32 +337,30 @@ class Run:
             self.catch_up()
 
     def _fetched(self, to_host: Callable[[Any], Any], state: Any) -> Callable[[], Any]:
-        """Copy a state to the host at once, for what is to be given it later."""
+        """Copy a state to the host at once, for a function that returns it later."""
         with self.clock.timed("checkpoint"):
             host = to_host(state)
         return lambda: host
 
     @property
     def _goes_on(self) -> bool:
-        """Whether more updates follow, whatever comes of those that are dispatched."""
+        """True if more updates follow, whatever the outcome of the dispatched ones."""
         may_end = self.callback or self.args.stop_at_return is not None or multihost.count() > 1
         return self.steps < self._end and not may_end and not self._interruption.here
 
     def catch_up(self) -> None:
-        """Write the row of the newest chunk, if it is whole, and before and after it evaluate and
-        save what is due.
+        """Evaluate, write the row of the newest chunk if it is whole, and save, as far as due.
 
-        To be called as soon as more is dispatched: it waits for that chunk.
+        Call it as soon as more is dispatched, because it waits for that chunk.
         """
         due = self._due
         self._due = None
         if due:
-            self.recorder.wait()  # raises: what is broken is neither evaluated nor saved
+            self.recorder.wait()  # raises an error: a broken state is neither evaluated nor saved
         if due and due.evaluate:
             self.console.doing("evaluating")
-            self.evaluations.begin(
-                due.step, due.fetch_learner() if self.evaluations.beside else due.played
-            )
+            played = due.fetch_learner() if self.evaluations.beside else due.played
+            self.evaluations.begin(due.step, played)
         if self.recorder.chunk and self.recorder.chunk.is_whole:
             self.recorder.write()
         if due and due.save:
@@ -348,9 +371,7 @@ class Run:
             self.console.doing("training")
 
     def save_after_failure(self, state: Any) -> None:
-        """Save before the run fails for a reason that does not lie in `state`; warns where that
-        fails too.
-        """
+        """Save a sound state before the run fails for another reason; warn if that fails too."""
         self.evaluations.poll()
         self.catch_up()
         self.recorder.write()
@@ -363,11 +384,16 @@ class Run:
     def finish(
         self, state: Any, at_end: dict[str, Callable[[Any, str], str]]
     ) -> reports.TrainResult:
-        """Write what remains, say where everything is. Raises KeyboardInterrupt or SystemExit after
-        a signal.
+        """Evaluate and save the last state, write the result, and show the footer.
 
-        Each of `at_end` gets the learners on the host, [S, ...], and the run's status, and returns
-        a line; it may fail.
+        Args:
+            state: the last state; None: nothing was trained.
+            at_end: functions by name, such as drawing a picture. Each gets the learners [S, ...] on
+                the host and the run's status, and returns a line for the footer. It may fail.
+
+        Raises:
+            KeyboardInterrupt: the run was interrupted by SIGINT.
+            SystemExit: the run was interrupted by another signal.
         """
         if state is not None:
             self.catch_up()
@@ -375,16 +401,13 @@ class Run:
                 self.recorder.chunk.is_whole = True
             self._evaluate_and_save(state, evaluate=not self._interruption.received(), save=True)
             self.console.stop(self.steps)
-            # Once all is saved, since an environment on the host may fail
+            # After the save, because an environment on the host may fail
             self.evaluations.finish()
-        finished = self.steps >= self.total or self.evaluations.goal_reached
-        status = (
-            "interrupted"
-            if self._interruption.received()
-            else "finished"
-            if finished
-            else "stopped"
-        )
+        status = "stopped"
+        if self.steps >= self.total or self.evaluations.goal_reached:
+            status = "finished"
+        if self._interruption.received():
+            status = "interrupted"
         with self.clock.timed("checkpoint"):
             host, sha256 = self.saver.finish(state)
         record = reports.result(self, status, sha256)
@@ -397,17 +420,15 @@ class Run:
                 (self.dir / "DONE").touch()
             lines = []
             for name, draw in at_end.items():
-                # Else a signal has come meanwhile: it waits
+                # A signal that has come meanwhile skips what is left
                 if status == "interrupted" or not self._interruption.here:
                     lines.append(self.console.attempt(name, draw, host.learner, status))
-            self.console.say(
-                self.console.attempt("summary", reports.footer, self, record, lines) or ""
-            )
+            footer = self.console.attempt("summary", reports.footer, self, record, lines)
+            self.console.say(footer or "")
         self._interruption.go_on()
-        evaluation = self.evaluations.newest.evaluation
         return reports.TrainResult(
             params=host.learner.params,
-            evaluation=evaluation,
+            evaluation=self.evaluations.newest.evaluation,
             env_steps=self.steps,
             run_dir=self.path,
             state_sha256=sha256,

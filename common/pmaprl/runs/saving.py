@@ -1,5 +1,6 @@
-"""What a run saves, and what it begins from: a fresh state, a run that it resumes, or the
-parameters of another run.
+"""Saving of states, and loading of the state from which a run begins.
+
+That is a fresh state, the state of a run that is resumed, or the parameters of another run.
 """
 
 import hashlib
@@ -20,59 +21,70 @@ from pmaprl.runs.console import Console
 from pmaprl.runs.lock import is_ours
 from pmaprl.runs.results import EvaluationResult, has_ended_at, stored_evaluation
 
-TRANSFERRED = tuple(
-    f"learner/{name}/" for name in ("params", "target_params", "obs_stats", "return_stats")
+TRANSFERRED = (
+    "learner/params/",
+    "learner/target_params/",
+    "learner/obs_stats/",
+    "learner/return_stats/",
 )
-"""What --init-from takes over."""
+"""Beginnings of the names of arrays that --init-from loads."""
 ENVS = "actors/env_state", "actors/seen", "actors/memory", "actors/tracker", "actors/discounted"
 REPLAY = "actors/replay/"
 RENEWED = (*ENVS, REPLAY)
-"""Beginnings of the names of arrays, of environments and the replay buffer, without which a
-checkpoint still loads.
-"""
+"""Prefixes of arrays that a checkpoint may lack: those of environments and the replay buffer."""
 
 
 class InitialState(NamedTuple):
-    """What a run begins from."""
+    """State from which a run begins."""
 
     step: int = 0
-    arrays: Arrays = {}  # of another state, in place of fresh ones; not to be changed
-    host: Any = None  # that state on the host, where a run is resumed, with zeros for what it lacks
-    newest: EvaluationResult = EvaluationResult(0, {})  # the last evaluation; not to be changed
-    has_ended: bool = False  # there before: nothing cut it short, and this step was evaluated
+    arrays: Arrays = {}  # stored arrays that replace fresh ones; never changed in place
+    host: Any = None  # state of a resumed run on the host, with zeros for missing arrays
+    newest: EvaluationResult = EvaluationResult(0, {})  # last evaluation; never changed in place
+    has_ended: bool = False  # True: the run ended by itself before, and this step was evaluated
 
 
 def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> InitialState:
-    """The newest state, `like` this, of the run that --resume names, or else the parameters that
-    --init-from names.
+    """Load the newest state of --resume's run, or else the parameters of --init-from's.
+
+    Args:
+        args: the flags.
+        config: the content of `config.json`.
+        like: a host state with the shapes of the run.
+        console: shows notes and warnings.
+
+    Raises:
+        UsageError: the stored arrays do not fit the flags, or none load.
     """
     source = args.resume
-    wrong = f"{args.resume} cannot go on with these flags"
+    refusal = f"{args.resume} cannot go on with these flags"
     try:
-        if source and (start := _resumed(args, like, console)):
-            return start
+        if source:
+            start = _resumed(args, like, console)
+            if start:
+                return start
         source = config["args"]["init_from"]
-        # The run that is resumed says it: nobody but the user names paths
+        # A path in the config of a resumed run is data, and only the user may name paths
         if source and source != args.init_from:
-            again = (
+            flags = (
                 f"--resume-or-start --run-dir {shlex.quote(args.resume)} --init-from "
                 f"{shlex.quote(source)}"
             )
             raise UsageError(
                 f"{args.resume} has no checkpoint yet, and began from another run: name it "
-                f"again, {again}"
+                f"again, {flags}"
             )
-        wrong = f"--init-from {source} does not fit"
-        return (
-            InitialState(arrays=_parameters_of(source, like, console)) if source else InitialState()
-        )
+        refusal = f"--init-from {source} does not fit"
+        if not source:
+            return InitialState()
+        return InitialState(arrays=_parameters_of(source, like, console))
     except Mismatch as error:
         reasons = [*_reasons(read_config(source), config), str(error)]
-        raise UsageError(f"{wrong}: {'; '.join(reasons)}") from error
+        raise UsageError(f"{refusal}: {'; '.join(reasons)}") from error
 
 
 def _resumed(args: Any, like: Any, console: Console) -> InitialState | None:
-    """None where that run has not saved anything yet."""
+    """Load the newest state of --resume's run; None if it has not saved anything yet."""
     path = Path(args.resume)
     zeros = flatten(like)
     saved = Checkpoints(path / FOLDER, is_population=args.is_population)
@@ -85,10 +97,11 @@ def _resumed(args: Any, like: Any, console: Console) -> InitialState | None:
         return None
     step, stored, damaged = saved.load(zeros, optional=RENEWED)
     if args.keep_best and multihost.on_first(saved.by_return)[-1:] not in ([], [step]):
-        # A damaged one must not count as the best
-        damaged += saved.load(
+        # A damaged checkpoint must not count as the best
+        _, _, damaged_best = saved.load(
             zeros, optional=RENEWED, candidates=lambda: [step, *saved.by_return()]
-        )[2]
+        )
+        damaged += damaged_best
     total = args.num_updates * args.steps_per_update
     if step > total:
         raise UsageError(
@@ -96,15 +109,18 @@ def _resumed(args: Any, like: Any, console: Console) -> InitialState | None:
             f"{path} has done"
         )
     console.say(f"resumed  {path} at step {step:,}")
-    for one in {one.step: one for one in damaged}.values():
-        console.warn(saved.set_aside(one))
+    by_step = {checkpoint.step: checkpoint for checkpoint in damaged}
+    for checkpoint in by_step.values():
+        console.warn(saved.set_aside(checkpoint))
     missing = zeros.keys() - stored.keys()
-    if renewed := [part for part in RENEWED if any(name.startswith(part) for name in missing)]:
+    renewed = [part for part in RENEWED if any(name.startswith(part) for name in missing)]
+    if renewed:
         console.say(
             f"resumed  without {', '.join(renewed)}, which the checkpoint does not have: "
             "they begin anew"
         )
-    newest = EvaluationResult(*multihost.on_first(stored_evaluation, path, step, args.num_agents))
+    evaluated_at, evaluation = multihost.on_first(stored_evaluation, path, step, args.num_agents)
+    newest = EvaluationResult(evaluated_at, evaluation)
     has_ended = newest.step == step and multihost.on_first(has_ended_at, path, step)
     return InitialState(
         step=step,
@@ -116,52 +132,57 @@ def _resumed(args: Any, like: Any, console: Console) -> InitialState | None:
 
 
 def _parameters_of(source: str, like: Any, console: Console) -> Arrays:
-    """Parameters and normaliser statistics of the newest state of another run."""
+    """Load parameters and normaliser statistics of the newest state of another run."""
     wanted = {name: x for name, x in flatten(like).items() if name.startswith(TRANSFERRED)}
     step, arrays, damaged = Checkpoints(Path(source) / FOLDER).load(wanted, TRANSFERRED)
-    for one in damaged:
-        console.warn(str(one))
+    for checkpoint in damaged:
+        console.warn(str(checkpoint))
     console.say(f"started from the parameters of {source} at step {step:,}")
     return arrays
 
 
 def _reasons(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """How two configurations differ, whose arrays do."""
-    flags = [
-        name
-        for name in now["args"]
-        if name in then["args"] and name not in (*ONE_TIME, "total_timesteps")
-    ]
+    """Differences between two configurations that may be why their arrays differ."""
     if then["algorithm"] != now["algorithm"]:
         return [f"it was made by {then['algorithm']}"]
-    return differences(then["args"], now["args"], ["recipe"]) or differences(
-        then["args"], now["args"], flags
-    )
+    recipe = differences(then["args"], now["args"], ["recipe"])
+    if recipe:
+        return recipe
+    irrelevant = {*ONE_TIME, "total_timesteps"}
+    flags = [name for name in now["args"] if name in then["args"] and name not in irrelevant]
+    return differences(then["args"], now["args"], flags)
 
 
 class Saver:
-    """Saves states, each once, with the evaluations that belong to them; all processes do at the
-    same time.
-    """
+    """Saves states, each once, with their evaluations. All processes have to call it together."""
 
     def __init__(self, directory: Path | None, args: Any, start: InitialState):
-        """Checkpoints go into the run's `directory`, or nowhere."""
+        """Prepare the checkpoints of a run.
+
+        Args:
+            directory: the run's directory; None: save nothing.
+            args: the flags.
+            start: the state from which the run begins.
+        """
         self._directory = directory
-        of_envs = () if getattr(args, "save_envs", True) else ENVS
-        self._unsaved = of_envs if getattr(args, "save_buffer", True) else (*of_envs, REPLAY)
-        keep = args.keep_checkpoints, args.keep_best
+        self._unsaved: tuple[str, ...] = ()  # beginnings of the names of arrays that are not saved
+        if not getattr(args, "save_envs", True):
+            self._unsaved += ENVS
+        if not getattr(args, "save_buffer", True):
+            self._unsaved += (REPLAY,)
         self.checkpoints = Checkpoints(
-            directory and directory / FOLDER, *keep, is_population=args.is_population
+            directory and directory / FOLDER,
+            keep=args.keep_checkpoints,
+            keep_best=args.keep_best,
+            is_population=args.is_population,
         )
         self.checkpoints.delete_leftovers()
         self._saved = {start.step}
         self._newest = start.host
-        self._returns: dict[int, list[float]] = {}  # of the newest evaluation, by its step
+        self._returns: dict[int, list[float]] = {}  # returns of the newest evaluation, by its step
 
     def add_evaluation(self, step: int, evaluation: dict[str, list[float]]) -> None:
-        """Store the returns of an evaluation with the checkpoint of this step, now or once that is
-        saved.
-        """
+        """Store an evaluation's returns with its step's checkpoint, now or once that is saved."""
         self._returns = {step: evaluation["eval/return_mean"]}
         if step in self._saved:
             self.checkpoints.add_evaluation(step, self._returns[step])
@@ -172,22 +193,26 @@ class Saver:
         return max(self._saved)
 
     def is_due(self, step: int) -> bool:
-        """Tell if the state at this step has not been saved yet."""
+        """True if the state at this step has not been saved yet."""
         return step not in self._saved
 
     def to_host(self, state: Any) -> Any:
-        """What is saved of a state on the devices."""
+        """Copy the saved part of a state from the devices to the host."""
         return to_host(state, self._unsaved)
 
     def copied(self, state: Any) -> Callable[[], Any] | None:
-        """The same from a copy that is begun here, see `copied`."""
+        """Begin to copy the saved part of a state on the devices, see `sharding.copied`."""
         return copied(state, self._unsaved)
 
     def save(self, step: int, fetch: Callable[[], Any]) -> None:
-        """Start saving what `fetch`, which is called in the background, gives; unless that is done.
+        """Start to save a state, unless that is done.
 
-        Raises TrainingError where the save before has failed, or the directory is not this run's
-        any more.
+        Args:
+            step: environment steps.
+            fetch: returns the state on the host; called in the background.
+
+        Raises:
+            TrainingError: the save before has failed, or the directory is not this run's any more.
         """
         if self._directory and multihost.is_first() and not is_ours(self._directory):
             raise TrainingError(
@@ -203,41 +228,42 @@ class Saver:
             self.checkpoints.save(step, arrays, self._returns.get(step))
 
     def withdraw(self) -> None:
-        """Delete what a save has made anew of a directory that was deleted in the middle of it."""
-        if self._directory is None or not multihost.is_first():
+        """Delete checkpoints that a save has written to a directory that was deleted meanwhile."""
+        if self._directory is None or not multihost.is_first() or not self._directory.is_dir():
             return
-        if not self._directory.is_dir() or {path.name for path in self._directory.iterdir()} != {
-            FOLDER
-        }:
-            return  # it is not there, or something else is in it: it was not deleted
+        names = {path.name for path in self._directory.iterdir()}
+        if names != {FOLDER}:
+            return  # it has other files, so it was not deleted
         for step in self._saved:
             shutil.rmtree(self.checkpoints.path(step), ignore_errors=True)
         self.checkpoints.delete_leftovers()
-        with suppress(OSError):  # it is not there, or has something else in it
+        with suppress(OSError):  # it does not exist, or has other files
             (self._directory / FOLDER).rmdir()
             self._directory.rmdir()
 
     def finish(self, state: Any) -> tuple[Any, str]:
-        """Once all is on disk, the newest state on the host, and the checksum of what checkpoints
-        hold of it.
+        """Wait until all is on disk.
 
-        It is the one that was saved last, or that the run goes on from, else a copy of `state`. The
-        checksum of several processes is that of their own checksums.
+        Args:
+            state: a state on the devices, for a run that has neither saved nor loaded anything.
+
+        Returns:
+            The newest state on the host, and the checksum of its saved part. That of several
+            processes is the checksum of their checksums.
         """
         self.checkpoints.wait()
         host = to_host(state, self._unsaved) if self._newest is None else self._newest
         checksum = sha256(flatten(host, self._unsaved))
         if multihost.count() > 1:
-            checksum = hashlib.sha256("".join(multihost.allgather(checksum)).encode()).hexdigest()
+            of_all = "".join(multihost.allgather(checksum))
+            checksum = hashlib.sha256(of_all.encode()).hexdigest()
         return host, checksum
 
     def last_good(self) -> str:
-        """In words, where a run that broke can go on."""
+        """Name the checkpoint from which a run that broke can go on, in words."""
         with suppress(TrainingError):
             self.checkpoints.wait()
-        newest = self.checkpoints.steps()[-1:]
-        return (
-            f"the last good checkpoint is at step {newest[0]}"
-            if newest
-            else "there is no checkpoint yet"
-        )
+        steps = self.checkpoints.steps()
+        if not steps:
+            return "there is no checkpoint yet"
+        return f"the last good checkpoint is at step {steps[-1]}"

@@ -1,6 +1,6 @@
-"""Files of algorithms that the user has run, of which a run directory may name one.
+"""Files of algorithms that the user has run, which run directories may name.
 
-A run directory is data, perhaps a stranger's, and does not decide which code is imported. Where it
+A run directory is data, perhaps a stranger's, and does not decide which code is imported. If it
 names a file outside of `algos/`, such as a fork beside a paper, that file is imported only if the
 user has trained with it, as it is now, on this machine.
 """
@@ -48,6 +48,6 @@ def _known() -> list[list[str]]:
         stored = json.loads((cache_directory() / NAME).read_text())
     except (OSError, ValueError, RecursionError):
         return []
-    return (
-        [entry for entry in stored if isinstance(entry, list)] if isinstance(stored, list) else []
-    )
+    if not isinstance(stored, list):
+        return []
+    return [entry for entry in stored if isinstance(entry, list)]

@@ -1,5 +1,6 @@
-"""The signals that stop a run: the first SIGINT, SIGTERM or SIGHUP asks it to end, a second SIGINT
-ends the process.
+"""Signals that stop a run.
+
+The first SIGINT, SIGTERM or SIGHUP asks the run to end. A second SIGINT ends the process.
 """
 
 import os
@@ -15,21 +16,22 @@ PROMISE = "interrupted: ending once everything is saved; interrupt again to exit
 
 
 class Interruption:
-    """Notices signals at once, even while the main thread waits for the device, where Python runs
-    no handlers.
+    """Watch for signals that stop a run.
+
+    It notices them at once, even while the main thread waits for the device, when Python runs no
+    handlers.
     """
 
     def __init__(self, console: Console):
-        self.here = 0  # the number of the newest signal that this process has received
-        self._of_all = 0  # likewise of any process, once all have asked
+        self.here = 0  # number of the newest signal that this process has received
+        self._of_all = 0  # number of a signal of any process, once all have asked
         self._console = console
-        self._handlers = {}  # those before
+        self._handlers = {}  # the handlers of the program, to be restored
 
     def start(self) -> None:
-        """Take over the signals; does nothing outside the main thread, where signals are the
-        caller's business.
+        """Take over the signals, in the main thread; in others signals are the caller's business.
 
-        One that `nohup` has the process ignore stays ignored.
+        A signal that `nohup` has the process ignore stays ignored.
         """
         if threading.current_thread() is not threading.main_thread():
             return
@@ -38,17 +40,16 @@ class Interruption:
         self._previous = signal.set_wakeup_fd(self._write)
         threading.Thread(target=self._watch, daemon=True).start()
         for number in STOPPING:
-            if (
-                number in (signal.SIGINT, signal.SIGTERM)
-                or signal.getsignal(number) is not signal.SIG_IGN
-            ):
-                self._handlers[number] = signal.signal(number, lambda number, frame: None)
+            is_ignored = signal.getsignal(number) is signal.SIG_IGN
+            if number == signal.SIGHUP and is_ignored:
+                continue
+            self._handlers[number] = signal.signal(number, lambda number, frame: None)
 
     def stop(self) -> None:
-        """Give the signals back."""
+        """Restore the handlers of the program."""
         if not self._handlers:
             return
-        # First: a signal in between must not be lost
+        # Handlers first, because a signal in between must not be lost
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._previous)
@@ -56,14 +57,12 @@ class Interruption:
         os.close(self._write)  # ends the thread
 
     def received(self) -> int:
-        """The number of the signal, or 0. All processes have to ask at the same time."""
+        """The number of a signal of any process, or 0. All processes have to ask at once."""
         self._of_all = self._of_all or multihost.max_over_processes(self.here)
         return self._of_all
 
     def go_on(self) -> None:
-        """What the signal would have done, also one that has just come: raises KeyboardInterrupt,
-        or SystemExit.
-        """
+        """Raise KeyboardInterrupt or SystemExit if there was a signal, as it would have done."""
         number = self._of_all or self.here
         if number == signal.SIGINT:
             raise KeyboardInterrupt
@@ -75,7 +74,7 @@ class Interruption:
             while received := os.read(self._read, 1):
                 number = received[0]
                 if number not in STOPPING:
-                    continue  # a signal of the program around us
+                    continue  # a signal that the program around the run handles
                 before = self.here
                 self.here = number
                 if before == number == signal.SIGINT:

@@ -1,3 +1,4 @@
-"""A file for each suite of environments. Most are named as a package: this is no folder to run
-Python in.
+"""Suites of environments, one module each.
+
+Modules are named after the packages that they wrap, so do not run Python inside this folder.
 """

@@ -1,5 +1,6 @@
-"""craftax's worlds: `craftax:Craftax-Classic-Symbolic-v1`. A world is dear to make; time limits are
-truncations.
+"""craftax's worlds: `craftax:Craftax-Classic-Symbolic-v1`.
+
+A world takes long to make. Time limits are truncations.
 """
 
 from typing import Any
@@ -17,25 +18,26 @@ BLOCK = 16  # pixels of a block's side, one of the sizes that its textures have
 def ids() -> list[str]:
     import_package("craftax")
     return [
-        world + seen
-        for world in ("Craftax", "Craftax-Classic")
-        for seen in ("-Symbolic-v1", "-Pixels-v1")
+        "Craftax-Symbolic-v1",
+        "Craftax-Pixels-v1",
+        "Craftax-Classic-Symbolic-v1",
+        "Craftax-Classic-Pixels-v1",
     ]
 
 
 class SuiteEnv(GymnaxStyleEnv):
-    """One of craftax's."""
+    """One of craftax's worlds."""
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
-        with quiet():  # it says which textures it loads
-            inner = import_package("craftax.craftax_env").make_craftax_env_from_name(
-                env_id, auto_reset=False
-            )
+        make = import_package("craftax.craftax_env").make_craftax_env_from_name
+        with quiet():  # it prints the textures that it loads
+            inner = make(env_id, auto_reset=False)
         params = replaced(name, inner.default_params, env_params)
         limit = params.max_timesteps
         self._draw = None
-        # Where episodes never come to
-        super().__init__(name, inner, params.replace(max_timesteps=limit + 1), limit)
+        # Their limit, which would end an episode as if nothing followed, is never reached
+        params = params.replace(max_timesteps=limit + 1)
+        super().__init__(name, inner, params, limit)
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         obs, state, reward, terminated, info = self.inner.step_env(key, state, action, self.params)
@@ -50,7 +52,8 @@ class SuiteEnv(GymnaxStyleEnv):
 
     @property
     def numbers(self) -> dict[str, float]:
-        return {name: x for name, x in super().numbers.items() if name != "max_timesteps"}
+        numbers = super().numbers
+        return {name: value for name, value in numbers.items() if name != "max_timesteps"}
 
     def frame(self, state: Any) -> np.ndarray:
         world = "craftax_classic" if "Classic" in self.name else "craftax"

@@ -16,9 +16,9 @@ from pmaprl.suites.tools.shared import FRAMES, OBS_NAMES
 MOVED = "-v2", "-v3"
 """Versions of MuJoCo's environments that gymnasium knows, but does not make any more."""
 MOST_THREADS = 1024
-MOST_FRAMES = 64  # stacked in front of a picture, whose sides are longer
-LARGEST_SIZE = 4096  # of a picture and the like
-TAKEN = (
+MOST_FRAMES = 64  # most frames that are stacked
+LARGEST_SIZE = 4096  # largest side of a picture, and of other sizes
+SET_HERE = (
     "env_type",
     "batch_size",
     "gym_reset_return_info",
@@ -26,8 +26,8 @@ TAKEN = (
     "env_seed",
     "max_num_players",
 )
-"""Parameters that this file sets, or that would give it other arrays."""
-TAKEN += (
+"""Parameters that this module sets, or that would change its arrays."""
+SET_BY_ID = (
     "task",
     "task_name",
     "env_name",
@@ -36,9 +36,13 @@ TAKEN += (
     "obs_dim",
     "goal_dim",
     "action_dim",
+    "qpos_dim",
+    "qvel_dim",
+    "reset_dim",
+    "constraint_obs_dim",
 )
-TAKEN += ("qpos_dim", "qvel_dim", "reset_dim", "constraint_obs_dim")
-"""Parameters that the id of an environment says; others would end the process."""
+"""Parameters that follow from the id of an environment; other values would end the process."""
+TAKEN = SET_HERE + SET_BY_ID
 
 
 def ids() -> list[str]:
@@ -46,22 +50,28 @@ def ids() -> list[str]:
 
 
 class SuiteEnv:
-    """They reset in a step of their own, or with `resets_in_step` where they are told to; they
-    cannot be killed.
+    """Some of envpool's environments.
+
+    They reset in a step of their own; with `resets_in_step` they are reset at the end of the step.
+    They cannot be killed.
     """
 
     def __init__(self, name: str, env_id: str, options: HostOptions):
         envpool = import_package("envpool")
         params = _checked_params(envpool, name, env_id, options.env_params)
         self._env_id = env_id
-        self._draws = (
-            options.frames and "mujoco" not in envpool.registration.registry.specs[env_id][0]
-        )
+        package = envpool.registration.registry.specs[env_id][0]
+        self._draws = options.frames and "mujoco" not in package
         if self._draws:
             params = params | FRAMES
-        params = params | {"num_envs": options.num_envs, "seed": options.seed}
         self.obs_names = OBS_NAMES.get(env_id, ())
-        self._inner = envpool.make(env_id, env_type="gymnasium", **params)
+        self._inner = envpool.make(
+            env_id,
+            env_type="gymnasium",
+            num_envs=options.num_envs,
+            seed=options.seed,
+            **params,
+        )
         self._conversion = Conversion(name, self._inner.observation_space, self._inner.action_space)
         self.spec = self._conversion.spec
         self.num_envs = options.num_envs
@@ -69,42 +79,56 @@ class SuiteEnv:
 
     def reset(self) -> Any:
         self._over = np.zeros(self.num_envs, bool)
-        return self._conversion.observations(self._inner.reset()[0])
+        obs, _ = self._inner.reset()
+        return self._conversion.observations(obs)
 
     def reseed(self, seed: int) -> bool:
         return False
 
     def step(self, action: np.ndarray) -> HostStep:
-        obs, reward, terminated, truncated, info = self._inner.step(
-            self._conversion.actions(action)
-        )
+        actions = self._conversion.actions(action)
+        obs, reward, terminated, truncated, info = self._inner.step(actions)
         obs = self._conversion.observations(obs)
         over = terminated | truncated
-        outcome = (
-            of_each(reward, self.num_envs, "rewards").astype(np.float32),
-            terminated,
-            truncated,
-        )
+        rewards = of_each(reward, self.num_envs, "rewards")
         if self.resets_in_step:
-            return HostStep(self._with_first(obs, over), *outcome, np.ones_like(over), obs, info)
-        valid = ~self._over
-        self._over = over
-        return HostStep(obs, *outcome, valid, None, info)
+            valid = np.ones_like(over)
+            final_obs = obs
+            obs = self._with_first(obs, over)
+        else:
+            valid = ~self._over  # the step after an end only resets
+            final_obs = None
+            self._over = over
+        return HostStep(
+            obs=obs,
+            reward=rewards.astype(np.float32),
+            terminated=terminated,
+            truncated=truncated,
+            valid=valid,
+            final_obs=final_obs,
+            info=info,
+        )
 
     def _with_first(self, obs: Any, over: np.ndarray) -> Any:
-        """Observations [N, ...] with the first of the next episode where one is `over`."""
+        """Replace observations [N, ...] by the first of the next episode where one is `over`."""
         if not over.any():
             return obs
-        first, info = self._inner.reset(np.flatnonzero(over).astype(np.int32))
-        obs = jax.tree.map(np.array, obs)
+        indices = np.flatnonzero(over).astype(np.int32)
+        first, info = self._inner.reset(indices)
         first = self._conversion.observations(first)
-        jax.tree.map(lambda all_obs, some: all_obs.__setitem__(info["env_id"], some), obs, first)
-        return obs
+
+        def replaced(current: np.ndarray, new: np.ndarray) -> np.ndarray:
+            copied = np.array(current)
+            copied[info["env_id"]] = new
+            return copied
+
+        return jax.tree.map(replaced, obs, first)
 
     def frame(self) -> np.ndarray:
         if not self._draws:
             raise UsageError(_without_display(self._env_id))
-        return self._inner.render(np.zeros(1, np.int32))[0]
+        first = np.zeros(1, np.int32)
+        return self._inner.render(first)[0]
 
     def close(self) -> None:
         self._inner.close()
@@ -114,8 +138,8 @@ class SuiteEnv:
 
 
 def _without_display(env_id: str) -> str:
-    """The reason why there is no picture of MuJoCo, and where there is one."""
-    from gymnasium import registry  # which envpool needs itself
+    """The reason why envpool has no picture of MuJoCo, and the way to one if there is any."""
+    from gymnasium import registry  # envpool needs gymnasium too
 
     why = "envpool would end the process where it draws MuJoCo without a display"
     if env_id not in registry or env_id.endswith(MOVED):
@@ -126,21 +150,24 @@ def _without_display(env_id: str) -> str:
     )
 
 
-def _checked_params(envpool: Any, name: str, env_id: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The parameters that are `given`, in envpool's types.
+def _checked_params(
+    envpool: Any, name: str, env_id: str, env_params: dict[str, Any]
+) -> dict[str, Any]:
+    """Convert parameters to envpool's types.
 
-    Raises UsageError where one is unknown or out of range: envpool checks few, and C++ ends the
-    process or goes on.
+    envpool checks few of them, and C++ ends the process or goes on with a wrong value.
+
+    Raises:
+        UsageError: a parameter is unknown or out of range.
     """
-    refuse_params(given, TAKEN)
-    if not given:
+    refuse_params(env_params, TAKEN)
+    if not env_params:
         return {}
     config = envpool.make_spec(env_id).config
     known = dict(zip(config._fields, config, strict=True))
-    open_to_all = {
-        field: value for field, value in known.items() if field not in (*TAKEN, "num_envs", "seed")
-    }
-    params = changed_params(name, open_to_all, given)
+    taken = {*TAKEN, "num_envs", "seed"}
+    free = {field: value for field, value in known.items() if field not in taken}
+    params = changed_params(name, free, env_params)
     for field, value in params.items():
         if field == "max_episode_steps":
             check_time_limit(name, field, value)
@@ -151,23 +178,25 @@ def _checked_params(envpool: Any, name: str, env_id: str, given: dict[str, Any])
                 f"{name} parameter {field!r} must be at least {low} and at most {high}, got "
                 f"{value!r}"
             )
-        if (
-            isinstance(value, str)
-            and value != known[field]
-            and (set(value) & set("/\\\0") or ".." in value)
-        ):
+        if isinstance(value, str) and value != known[field] and _is_path(value):
             raise UsageError(
                 f"{name} parameter {field!r} must be a name, not a path, got {value!r}"
             )
     return params
 
 
+def _is_path(text: str) -> bool:
+    """True if envpool could read a file by this name."""
+    return ".." in text or any(character in text for character in "/\\\0")
+
+
 def _range(field: str, default: Any) -> tuple[float, float]:
     """The least and the largest value of a parameter with this default."""
     if field == "num_threads":
         return 0, MOST_THREADS
-    if isinstance(default, float):
-        return (0.0, 1.0) if "prob" in field else (-math.inf, math.inf)
+    if isinstance(default, float) and "prob" in field:
+        return 0.0, 1.0
     if not isinstance(default, int) or isinstance(default, bool):
         return -math.inf, math.inf
-    return min(default, 1), MOST_FRAMES if "stack" in field else LARGEST_SIZE
+    largest = MOST_FRAMES if "stack" in field else LARGEST_SIZE
+    return min(default, 1), largest

@@ -1,5 +1,6 @@
-"""gymnasium's environments: `gymnasium:CartPole-v1`, or `gymnasium:module:id` where that module
-registers them.
+"""gymnasium's environments: `gymnasium:CartPole-v1`.
+
+The name `gymnasium:module:id` is that of an environment that an own module registers.
 """
 
 from collections.abc import Mapping
@@ -24,9 +25,7 @@ from pmaprl.suites.tools.conversion import Conversion
 from pmaprl.suites.tools.shared import FRAMES, OBS_NAMES, draw_without_display
 
 REGISTERED_BY = {"ale_py": "ale_py", "pmaprl": "pmaprl.suites.tools.processes"}
-"""Modules that register environments when they are imported, by the package of an environment's
-entry point.
-"""
+"""Modules that register environments on import, by the package of an environment's entry point."""
 
 
 def ids() -> list[str]:
@@ -36,17 +35,20 @@ def ids() -> list[str]:
 
 
 class SuiteEnv:
-    """In processes of their own ("async"), in this thread ("sync"), or vectorised by their suite
-    ("vector").
+    """Some of gymnasium's environments.
+
+    They are in processes of their own ("async"), in this thread ("sync"), or vectorised by their
+    suite ("vector").
     """
 
     def __init__(self, name: str, env_id: str, options: HostOptions):
         self._env_id = env_id
         if ":" not in env_id:
-            package = str(gymnasium.registry[env_id].entry_point).partition(".")[0]
-            module = REGISTERED_BY.get(package)
-            env_id = f"{module}:{env_id}" if module else env_id  # as other processes know it
-        self._without_pictures = ""  # why there are none
+            entry_point = str(gymnasium.registry[env_id].entry_point)
+            module = REGISTERED_BY.get(entry_point.partition(".")[0])
+            if module:  # other processes have to import it too
+                env_id = f"{module}:{env_id}"
+        self._without_pictures = ""  # the reason why pictures are missing
         if options.frames:
             self._inner, self._without_pictures = _vectorized_with_frames(env_id, options)
         else:
@@ -61,26 +63,26 @@ class SuiteEnv:
             raise UsageError(f"{name} does not reset by itself: take another --vectorization")
         self.resets_in_step = mode is AutoresetMode.SAME_STEP
         self._seed: int | None = options.seed
-        self._reuses_arrays = options.vectorization == "vector"  # at least it may
+        # An environment that a suite vectorises may write each step into the same arrays
+        self._reuses_arrays = options.vectorization == "vector"
 
     @property
     def obs_names(self) -> tuple[str, ...]:
-        """Those that the environment itself has, or that are known; none of one in a process of its
-        own.
-        """
+        """Names of an observation's numbers; () for environments in processes of their own."""
         one_by_one = getattr(self._inner, "envs", None)
         drawn = one_by_one[0] if one_by_one else self._inner
         return own_names(drawn.unwrapped) or OBS_NAMES.get(self._env_id, ())
 
     def reset(self) -> Any:
         self._over = np.zeros(self.num_envs, bool)
-        seed = self._seed  # once: later resets go on with the environments' own randomness
-        self._seed = None
-        return self._conversion.observations(_copied(self._inner.reset(seed=seed)[0]))
+        seed = self._seed
+        self._seed = None  # later resets go on with the environments' own randomness
+        obs, _ = self._inner.reset(seed=seed)
+        return self._conversion.observations(_copied(obs))
 
     def reseed(self, seed: int) -> bool:
         self._seed = seed
-        # What a suite vectorises may know the seed only when it is made
+        # Environments that a suite vectorises may take a seed only when they are made
         return not self._reuses_arrays
 
     def step(self, action: np.ndarray) -> HostStep:
@@ -111,7 +113,7 @@ class SuiteEnv:
         )
 
     def _with_final(self, obs: Any, over: np.ndarray, infos: dict[str, Any]) -> Any:
-        """Observations [N, ...] with the last of the old episode where a new one has begun."""
+        """Replace observations [N, ...] by the last of the old episode where a new one began."""
         if not over.any():
             return obs
         if "final_obs" not in infos:
@@ -147,16 +149,18 @@ class SuiteEnv:
             raise FailedEnvError(f"{what} has {error}") from None
 
     def frame(self) -> np.ndarray:
-        one_by_one = getattr(self._inner, "envs", None)  # all together would all be drawn
         if self._without_pictures:
             raise UsageError(self._without_pictures)
-        return one_by_one[0].render() if one_by_one else self._inner.render()[0]
+        one_by_one = getattr(self._inner, "envs", None)
+        if one_by_one:  # the vector environment would draw them all
+            return one_by_one[0].render()
+        return self._inner.render()[0]
 
     def close(self) -> None:
         try:
             self._inner.close()
         finally:
-            self._inner.closed = True  # else it would try once more while it is deleted
+            self._inner.closed = True  # otherwise it would be closed once more while it is deleted
 
     def kill(self) -> None:
         if isinstance(self._inner, processes.Processes):
@@ -164,40 +168,43 @@ class SuiteEnv:
 
 
 def _vectorized(env_id: str, options: HostOptions) -> Any:
-    """gymnasium's vector environment, or what has its interface."""
+    """Make gymnasium's vector environment, or one with its interface."""
+    num_envs = options.num_envs
     if options.vectorization == "vector":
-        return gymnasium.make_vec(
-            env_id, options.num_envs, "vector_entry_point", **options.env_params
-        )
+        return gymnasium.make_vec(env_id, num_envs, "vector_entry_point", **options.env_params)
     maker = partial(processes.make, MASK, env_id, **options.env_params)
     if options.vectorization == "async":
-        return processes.Processes(
-            maker, options.num_envs, options.reset_timeout, options.step_timeout
-        )
+        return processes.Processes(maker, num_envs, options.reset_timeout, options.step_timeout)
     # A reset in the same step would hide an episode's last picture
     mode = AutoresetMode.NEXT_STEP if options.frames else AutoresetMode.SAME_STEP
     return SyncVectorEnv([maker] * options.num_envs, autoreset_mode=mode)
 
 
 def _vectorized_with_frames(env_id: str, options: HostOptions) -> tuple[Any, str]:
-    """The same, in this process, so that they draw themselves if they can; else with the reason why
-    they cannot.
+    """Make environments in this process that draw themselves, if they can.
+
+    Returns:
+        The environments, and the reason why they cannot draw themselves, or "".
     """
-    others = {name: value for name, value in options.env_params.items() if name not in FRAMES}
-    plain = _vectorized(env_id, options._replace(env_params=others))
+    params = {name: value for name, value in options.env_params.items() if name not in FRAMES}
+    plain = _vectorized(env_id, options._replace(env_params=params))
     metadata = plain.envs[0].metadata if hasattr(plain, "envs") else plain.metadata
-    if FRAMES["render_mode"] not in metadata.get("render_modes", ()):
-        return plain, f"its metadata does not have the render mode {FRAMES['render_mode']}"
+    mode = FRAMES["render_mode"]
+    if mode not in metadata.get("render_modes", ()):
+        return plain, f"its metadata does not have the render mode {mode}"
     draw_without_display()
     try:
-        drawn = _vectorized(env_id, options._replace(env_params=others | FRAMES))
-    except Exception as error:  # no argument for it, or a package that is missing here
+        drawn = _vectorized(env_id, options._replace(env_params=params | FRAMES))
+    except Exception as error:  # it takes no render mode, or a package is missing here
         return plain, reason(error)
     plain.close()
     return drawn, ""
 
 
 def _copied(tree: Any) -> Any:
-    """The same arrays, which nobody else writes into."""
-    is_array = lambda x: not isinstance(x, Mapping | tuple)  # noqa: E731
+    """Copy arrays, so that the environments do not write into them."""
+
+    def is_array(x: Any) -> bool:
+        return not isinstance(x, Mapping | tuple)
+
     return jax.tree.map(partial(np.array, subok=True), tree, is_leaf=is_array)

@@ -14,7 +14,7 @@ def ids() -> list[str]:
 
 
 class SuiteEnv(GymnaxStyleEnv):
-    """One of gymnax's."""
+    """One of gymnax's environments."""
 
     cheap_reset = True
 
@@ -26,7 +26,7 @@ class SuiteEnv(GymnaxStyleEnv):
 
 
 class _OnFirstUse(ModuleType):
-    """Stands in for a module and imports it when one of its attributes is used."""
+    """Placeholder of a module, which is imported when one of its attributes is used."""
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):
@@ -35,15 +35,12 @@ class _OnFirstUse(ModuleType):
 
 
 def _import_gymnax() -> ModuleType:
-    """Import gymnax without the modules that it needs for pictures only: they take most of the
-    time.
-    """
+    """Import gymnax without the modules for pictures, which take most of the time."""
     for name in {"seaborn", "matplotlib.pyplot"} - sys.modules.keys():
         sys.modules[name] = _OnFirstUse(name)
     try:
         return importlib.import_module("gymnax")
     finally:
-        for name in [
-            name for name, module in sys.modules.items() if isinstance(module, _OnFirstUse)
-        ]:
-            del sys.modules[name]
+        for name, module in list(sys.modules.items()):
+            if isinstance(module, _OnFirstUse):
+                del sys.modules[name]

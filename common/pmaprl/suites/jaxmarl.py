@@ -1,9 +1,9 @@
-"""jaxmarl's environments: `jaxmarl:MPE_simple_spread_v3`. All agents act as one, for the sum of
-their rewards.
+"""jaxmarl's environments: `jaxmarl:MPE_simple_spread_v3`.
+
+All agents act as one, for the sum of their rewards.
 """
 
 import math
-from contextlib import suppress
 from typing import Any
 
 import jax
@@ -18,13 +18,16 @@ from pmaprl.suites.tools.plane import Circle, plane_frame
 
 LIMIT = "max_steps"
 LEFT_OUT = (
-    "JaxRobotarium",  # another package
-    "LearnedPolicyEnemySMAX",  # wants a policy
-    "storm",  # other shapes than its spaces say
-    # Deprecated, on brax's own environments
-    *("ant", "halfcheetah", "hopper", "humanoid", "walker2d"),
+    "JaxRobotarium",  # needs another package
+    "LearnedPolicyEnemySMAX",  # needs a policy
+    "storm",  # has other shapes than its spaces say
+    "ant",  # this one and those below are deprecated, and use brax's own environments
+    "halfcheetah",
+    "hopper",
+    "humanoid",
+    "walker2d",
 )
-ENDLESS = ("overcooked", "coin_game")  # which end with their time limits alone
+ENDLESS = ("overcooked", "coin_game")  # environments that only their time limits end
 
 
 def ids() -> list[str]:
@@ -33,23 +36,31 @@ def ids() -> list[str]:
 
 
 class SuiteEnv(Env):
-    """One of jaxmarl's, with a time limit. The `ENDLESS` ones are cut by it, and never over."""
+    """One of jaxmarl's environments, with a time limit.
+
+    The limit truncates the `ENDLESS` ones, which never terminate.
+    """
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
         jaxmarl = import_package("jaxmarl")
         inner = jaxmarl.make(env_id)
-        known = settable(type(inner)) | ({LIMIT: inner.max_steps} if hasattr(inner, LIMIT) else {})
+        known = settable(type(inner))
+        if hasattr(inner, LIMIT):
+            known[LIMIT] = inner.max_steps
         params = changed_params(name, known, env_params)
         limit = params.pop(LIMIT, None)
         inner = jaxmarl.make(env_id, **params)
-        limit = limit or getattr(inner, LIMIT, 0)  # which may follow from other parameters
+        if not limit:  # it may follow from other parameters
+            limit = getattr(inner, LIMIT, 0)
         if hasattr(inner, "num_outer_steps"):
             limit = inner.num_inner_steps * inner.num_outer_steps
         self._endless = env_id.startswith(ENDLESS)
-        for one in (inner, getattr(inner, "_env", None)):  # wrapped, in games against a heuristic
-            if hasattr(one, LIMIT):
-                # Never reached; overcooked shows how near it is
-                one.max_steps = limit + (not self._endless)
+        # Their own limit is never reached, except in overcooked, which shows how near it is
+        their_limit = limit if self._endless else limit + 1
+        wrapped = getattr(inner, "_env", None)  # in games against a heuristic
+        for env in (inner, wrapped):
+            if hasattr(env, LIMIT):
+                env.max_steps = their_limit
         obs, state = jax.eval_shape(inner.reset, jax.random.key(0))
         seen = {agent: box(obs[agent].shape) for agent in inner.agents}
         spaces = [
@@ -57,15 +68,12 @@ class SuiteEnv(Env):
         ]
         actions = _joined(spaces)
         self._sizes = [math.prod(space.shape) for space in spaces]
-        self._masks = False
-        with suppress(NotImplementedError):
-            self._masks = isinstance(actions, MultiDiscrete) and bool(
-                jax.eval_shape(inner.get_avail_actions, state)
-            )
+        self._masks = isinstance(actions, MultiDiscrete) and _has_masks(inner, state)
         if self._masks:
             seen[MASK] = box((sum(actions.nvec),), 0.0, 1.0)
         if isinstance(actions, Leaf):
-            self.agents = tuple(np.repeat(np.arange(len(spaces)), self._sizes).tolist())
+            owners = np.repeat(np.arange(len(spaces)), self._sizes)
+            self.agents = tuple(owners.tolist())
         super().__init__(name, inner, seen, actions, limit)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
@@ -77,23 +85,37 @@ class SuiteEnv(Env):
             action = jnp.split(action, np.cumsum(self._sizes)[:-1])
         actions = {agent: action[index] for index, agent in enumerate(self.inner.agents)}
         obs, inner_state, rewards, dones, _ = self.inner.step_env(key, state[0], actions)
-        reward = sum(rewards[agent] for agent in self.inner.agents)
         time = state[1] + 1
-        ends = not self._endless and dones["__all__"], 0 < self.declared_steps <= time
-        return Step(self._observed(obs, inner_state), (inner_state, time), reward, *ends)
+        return Step(
+            obs=self._observed(obs, inner_state),
+            state=(inner_state, time),
+            reward=sum(rewards[agent] for agent in self.inner.agents),
+            terminated=not self._endless and dones["__all__"],
+            truncated=0 < self.declared_steps <= time,
+        )
 
     def frame(self, state: Any) -> np.ndarray | None:
-        is_plane = hasattr(state[0], "p_pos") and hasattr(self.inner, "landmarks")
-        return plane_of_particles(self.inner, state[0]) if is_plane else None
+        particles = state[0]
+        if not hasattr(particles, "p_pos") or not hasattr(self.inner, "landmarks"):
+            return None
+        return plane_of_particles(self.inner, particles)
 
     def _observed(self, obs: dict[str, jax.Array], state: Any) -> dict[str, jax.Array]:
-        seen = {agent: obs[agent] for agent in self.inner.agents}
-        if not self._masks:
-            return seen
-        legal = self.inner.get_avail_actions(state)
-        return seen | {
-            MASK: jnp.concatenate([jnp.asarray(legal[agent], bool) for agent in self.inner.agents])
-        }
+        agents = self.inner.agents
+        seen = {agent: obs[agent] for agent in agents}
+        if self._masks:
+            legal = self.inner.get_avail_actions(state)
+            masks = [jnp.asarray(legal[agent], bool) for agent in agents]
+            seen[MASK] = jnp.concatenate(masks)
+        return seen
+
+
+def _has_masks(inner: Any, state: Any) -> bool:
+    """True if the environment knows which actions are legal."""
+    try:
+        return bool(jax.eval_shape(inner.get_avail_actions, state))
+    except NotImplementedError:
+        return False
 
 
 COLORS = {
@@ -101,20 +123,26 @@ COLORS = {
     "adversary": "#D55E00",
     "leadadversary": "#CC79A7",
     "landmark": "#8A9099",
+    "food": "#009E73",
+    "forest": "#F0E442",
+    "speaker": "#D55E00",
+    "listener": "#0072B2",
+    "eve": "#D55E00",
+    "alice": "#0072B2",
+    "bob": "#56B4E9",
 }
-COLORS |= {"food": "#009E73", "forest": "#F0E442", "speaker": "#D55E00", "listener": "#0072B2"}
-COLORS |= {"eve": "#D55E00", "alice": "#0072B2", "bob": "#56B4E9"}
-OTHER = "#FFFFFF"  # colour of another kind of particle
+OTHER = "#FFFFFF"  # colour of other kinds of particles
 
 
 def plane_of_particles(inner: Any, state: Any) -> np.ndarray:
-    """A picture of the particles of MPE and what they say.
+    """Draw the particles of MPE and the words that they say, [H, W, 3] in bytes.
 
     Args:
-      inner: jaxmarl's environment, with the names of `agents` and `landmarks`, and `rad`, the
-          radius of each of them.
-      state: its state. `p_pos` [N, 2] are the places of agents and then of landmarks; `c` [agents,
-        words] is what is said; `goal` is the number of a landmark, or one for each agent, or None.
+        inner: jaxmarl's environment, with the names of `agents` and `landmarks`, and `rad`, the
+            radius of each of them.
+        state: its state. `p_pos` [N, 2] are the places of the agents and then of the landmarks, `c`
+            [agents, words] are the words that agents say, and `goal` is the number of a landmark,
+            or one for each agent, or None.
     """
     places = np.asarray(state.p_pos, float)
     radii = np.asarray(inner.rad, float)
@@ -143,26 +171,25 @@ def _kind_of(name: str) -> str:
 
 
 def _words(inner: Any, state: Any) -> list[str]:
-    """What those agents say that can speak: the word with the largest number, by its place."""
-    said = getattr(state, "c", None)
+    """A note for each agent that speaks, with the index of its word: that of the largest number."""
+    messages = getattr(state, "c", None)
     silent = getattr(inner, "silent", None)
-    if said is None or silent is None or not np.size(said):
+    if messages is None or silent is None or not np.size(messages):
         return []
-    speakers = np.flatnonzero(np.asarray(silent) == 0)
-    return [
-        f"{inner.agents[index]} says {np.argmax(said[index])}"
-        for index in speakers
-        if np.any(said[index])
-    ]
+    notes = []
+    for index in np.flatnonzero(np.asarray(silent) == 0):
+        message = messages[index]
+        if np.any(message):
+            notes.append(f"{inner.agents[index]} says {np.argmax(message)}")
+    return notes
 
 
 def _joined(actions: list[Space]) -> Space:
-    """The actions of all agents, one after another where they are choices or vectors."""
+    """Join the action spaces of all agents: choices or vectors one after another, or a tuple."""
     if all(isinstance(space, Discrete) for space in actions):
         return MultiDiscrete(tuple(space.n for space in actions))
     if not all(isinstance(space, Box) and len(space.shape) == 1 for space in actions):
         return tuple(actions)
-    low, high = (
-        np.concatenate([getattr(space, bound) for space in actions]) for bound in ("low", "high")
-    )
+    low = np.concatenate([space.low for space in actions])
+    high = np.concatenate([space.high for space in actions])
     return Box(low, high, low.shape)

@@ -1,7 +1,9 @@
-"""jumanji's environments: `jumanji:Snake-v1`. Time limits are ours: their own end episodes as if
-nothing followed.
+"""jumanji's environments: `jumanji:Snake-v1`.
+
+Time limits are added here, because theirs end episodes as if nothing followed.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from inspect import signature
@@ -16,11 +18,12 @@ from pmaprl.envs.masks import MASK
 from pmaprl.envs.spaces import Box, Discrete, MultiDiscrete, Space, box
 from pmaprl.envs.suite_tools import changed_params, import_package, quiet, readable_errors, settable
 
-DOWNLOADED = ("Sokoban-v0",)  # its levels, when it is made
-MOST_CODES = 64  # whole numbers of a larger range are amounts, not codes of what is there
-# Of which no specification says how many there are
+DOWNLOADED = ("Sokoban-v0",)  # environments that download their levels when they are made
+MOST_CODES = 64  # whole numbers of a larger range are amounts, not codes of things
+# Numbers of codes that no specification tells, by environment and part of its observations
 UNBOUNDED_CODES = {"Game2048-v1": {"board": 18}}
-# Of a part of observations, and the function that makes it of jumanji's
+VIEWERS = "_viewer", "_env_viewer", "viewer"  # names under which environments have their viewer
+# A space of ours, and the function that converts values to it (or actions from it)
 Encoding = tuple[Space, Callable]
 
 
@@ -29,22 +32,23 @@ def ids() -> list[str]:
 
 
 class SuiteEnv(Env):
-    """One of jumanji's. All agents act as one, for the sum of their rewards."""
+    """One of jumanji's environments. All agents act as one, for the sum of their rewards."""
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
         jumanji = import_package("jumanji")
-        where = (
-            " (jumanji downloads its levels from huggingface.co)" if env_id in DOWNLOADED else ""
-        )
-        with quiet(), readable_errors(f"environment {name} cannot be made{where}"):
+        failure = f"environment {name} cannot be made"
+        if env_id in DOWNLOADED:
+            failure += " (jumanji downloads its levels from huggingface.co)"
+        with quiet(), readable_errors(failure):
             inner = jumanji.make(env_id)
-            limits = (
-                {"time_limit": int(inner.time_limit)} if getattr(inner, "time_limit", None) else {}
-            )
-            params = limits | changed_params(name, settable(type(inner)) | limits, env_params)
+            defaults = {}
+            if getattr(inner, "time_limit", None):
+                defaults["time_limit"] = int(inner.time_limit)
+            known = settable(type(inner)) | defaults
+            params = defaults | changed_params(name, known, env_params)
             limit = params.get("time_limit", 0)
             if limit:
-                params["time_limit"] += 1  # where episodes never come to
+                params["time_limit"] += 1  # their limit is never reached
             inner = jumanji.make(env_id, **params)
         reward_of = getattr(inner.unwrapped, "_reward_fn", None)
         if reward_of and "time_limit" in signature(reward_of).parameters:
@@ -61,34 +65,44 @@ class SuiteEnv(Env):
         return self._observed(step.observation), (state, 0)
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
-        (state, step), time = self.inner.step(state[0], self._chosen(action)), state[1] + 1
-        outcome = jnp.sum(step.reward), step.last(), 0 < self.declared_steps <= time
-        return Step(self._observed(step.observation), (state, time), *outcome)
+        state, time = state
+        time = time + 1
+        state, step = self.inner.step(state, self._chosen(action))
+        return Step(
+            obs=self._observed(step.observation),
+            state=(state, time),
+            reward=jnp.sum(step.reward),
+            terminated=step.last(),
+            truncated=0 < self.declared_steps <= time,
+        )
 
     def frame(self, state: Any) -> np.ndarray:
         env = self.inner.unwrapped
-        viewer = next(
-            getattr(env, name)
-            for name in ("_viewer", "_env_viewer", "viewer")
-            if hasattr(env, name)
-        )
+        viewers = [getattr(env, name) for name in VIEWERS if hasattr(env, name)]
+        viewer = viewers[0]
         viewer.figure_size = (4, 4)
         viewer._display = viewer._display_rgb_array
-        shown = state[0].grid if type(viewer).__name__ == "ConnectorViewer" else state[0]
-        return np.array(viewer.render(shown))[..., :3]  # its canvas is drawn on again
+        shown = state[0]
+        if type(viewer).__name__ == "ConnectorViewer":
+            shown = shown.grid
+        pixels = np.array(viewer.render(shown))  # copied, because its canvas is drawn on again
+        return pixels[..., :3]
 
 
 def _encoding(spec: Any, codes: dict[str, int], nvec: tuple[int, ...] = ()) -> Encoding:
-    """Observations as dictionaries of what networks can read: codes as such, amounts between 0 and
-    1.
+    """Encode observations for networks: codes as such, amounts between 0 and 1.
 
-    `nvec` are the choices that a mask is for.
+    Args:
+        spec: jumanji's specification.
+        codes: numbers of codes that the specification does not tell, by part.
+        nvec: the choices that a mask is for.
     """
     specs = getattr(spec, "_specs", {})
     if not specs:
         return _encoding_of_leaf(spec)
     parts = {name: _encoding(part, {}) for name, part in specs.items()}
-    parts |= {name: _codes(specs[name].shape, count, least=0) for name, count in codes.items()}
+    for name, count in codes.items():
+        parts[name] = _codes(specs[name].shape, count, least=0)
     if MASK in specs:
         parts[MASK] = box((sum(nvec),), 0.0, 1.0), partial(_mask, nvec[0])
 
@@ -99,55 +113,59 @@ def _encoding(spec: Any, codes: dict[str, int], nvec: tuple[int, ...] = ()) -> E
 
 
 def _mask(choices: int, mask: jax.Array) -> jax.Array:
-    """A mask, flat. Where it leaves none of so many choices, as in Snake when it is trapped, all
-    are possible.
-    """
+    """Flatten a mask; if it leaves none of the choices, as in Snake when trapped, all are legal."""
     mask = mask.reshape(-1, choices)
-    return jnp.ravel(mask | ~jnp.any(mask, axis=-1, keepdims=True))
+    has_none = ~jnp.any(mask, axis=-1, keepdims=True)
+    return jnp.ravel(mask | has_none)
 
 
 def _encoding_of_leaf(spec: Any) -> Encoding:
-    """Arrays of whole numbers in a small range, and choices, as codes; amounts that have bounds
-    between 0 and 1.
-    """
+    """Encode whole numbers in a small range as codes, and others between 0 and 1 if bounded."""
     low = float(np.min(getattr(spec, "minimum", -np.inf)))
     high = float(np.max(getattr(spec, "maximum", np.inf)))
-    if not np.issubdtype(spec.dtype, np.integer) or not np.isfinite(high - low):
+    spread = high - low
+    if not np.issubdtype(spec.dtype, np.integer) or not np.isfinite(spread):
         return box(spec.shape, low, high), lambda x: jnp.asarray(x, jnp.float32)
-    if 1 < high - low < MOST_CODES and (spec.shape or hasattr(spec, "num_values")):
-        return _codes(spec.shape, int(high - low) + 1, least=int(low))
-    return box(
-        spec.shape, 0.0, 1.0
-    ), lambda x: (jnp.asarray(x, jnp.float32) - low) / max(high - low, 1.0)
+    if 1 < spread < MOST_CODES and (spec.shape or hasattr(spec, "num_values")):
+        return _codes(spec.shape, int(spread) + 1, least=int(low))
+
+    def scaled(amounts: jax.Array) -> jax.Array:
+        return (jnp.asarray(amounts, jnp.float32) - low) / max(spread, 1.0)
+
+    return box(spec.shape, 0.0, 1.0), scaled
 
 
 def _codes(shape: tuple[int, ...], count: int, least: int) -> Encoding:
-    """One of so many codes, from `least` on, or an array of such."""
-    space = MultiDiscrete((count,) * int(np.prod(shape))) if shape else Discrete(count)
-    return space, lambda x: jnp.clip(x.reshape(space.shape).astype(jnp.int32) - least, 0, count - 1)
+    """Encode one of so many codes, from `least` on, or an array of codes."""
+    space = MultiDiscrete((count,) * math.prod(shape)) if shape else Discrete(count)
+
+    def shifted(codes: jax.Array) -> jax.Array:
+        numbers = codes.reshape(space.shape).astype(jnp.int32)
+        return jnp.clip(numbers - least, 0, count - 1)
+
+    return space, shifted
 
 
 def _actions(spec: Any, mask: Any) -> Encoding:
-    """The action space, and the function that makes jumanji's actions of ours.
+    """The action space, and the function that converts actions to jumanji's.
 
-    Several choices with a mask of all of them together become one choice.
+    Several choices with a mask over all combinations become one choice.
     """
     if not np.issubdtype(spec.dtype, np.integer):
-        bounds = (
-            np.broadcast_to(bound, spec.shape).astype(np.float32)
-            for bound in (spec.minimum, spec.maximum)
-        )
-        return Box(*bounds, tuple(spec.shape)), lambda action: action.astype(spec.dtype)
-    nvec = tuple(
-        int(highest) + 1 for highest in np.ravel(np.broadcast_to(spec.maximum, spec.shape))
-    )
+        low = np.broadcast_to(spec.minimum, spec.shape).astype(np.float32)
+        high = np.broadcast_to(spec.maximum, spec.shape).astype(np.float32)
+        return Box(low, high, tuple(spec.shape)), lambda action: action.astype(spec.dtype)
+    highest = np.ravel(np.broadcast_to(spec.maximum, spec.shape))
+    nvec = tuple(int(number) + 1 for number in highest)
     if not spec.shape:
         return Discrete(nvec[0]), lambda action: action
     if mask is not None and tuple(mask.shape) == nvec:
-        together = Discrete(int(np.prod(nvec)))
-        return together, lambda action: jnp.stack(jnp.unravel_index(action, nvec)).astype(
-            spec.dtype
-        )
-    # Bounds are sometimes one too many
-    nvec = nvec if mask is None else (mask.shape[1],) * mask.shape[0]
+
+        def separated(action: jax.Array) -> jax.Array:
+            parts = jnp.unravel_index(action, nvec)
+            return jnp.stack(parts).astype(spec.dtype)
+
+        return Discrete(math.prod(nvec)), separated
+    if mask is not None:  # the bounds are sometimes one too large
+        nvec = (mask.shape[1],) * mask.shape[0]
     return MultiDiscrete(nvec), lambda action: action.reshape(spec.shape).astype(spec.dtype)

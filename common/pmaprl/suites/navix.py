@@ -1,5 +1,6 @@
-"""navix's MiniGrid worlds: `navix:Navix-DoorKey-6x6-v0`. Its `step` resets one step late, the one
-inside does not.
+"""navix's MiniGrid worlds: `navix:Navix-DoorKey-6x6-v0`.
+
+Its `step` resets one step late, so its `_step` is used, which does not reset.
 """
 
 from typing import Any
@@ -13,10 +14,10 @@ from pmaprl.envs.spaces import Discrete, box
 from pmaprl.envs.suite_tools import changed_params, import_package
 from pmaprl.suites.tools.planes import planes, space_of_planes
 
-# Of things, colours, and states: directions of the player, and doors open, closed and locked
+# Numbers of codes for things, colours, and states (a player's direction, or a door's state)
 COUNTS = 11, 6, 4
 SYMBOLS = "symbolic", "symbolic_first_person"  # observations that are codes [H, W, 3]
-PICTURES = "rgb", "rgb_first_person"
+PICTURES = "rgb", "rgb_first_person"  # observations that are images
 
 
 def ids() -> list[str]:
@@ -24,26 +25,30 @@ def ids() -> list[str]:
 
 
 class SuiteEnv(Env):
-    """One of navix's, whose states are its time steps."""
+    """One of navix's worlds, whose states are its time steps."""
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
         navix = import_package("navix")
-        known = {"max_steps": int(navix.make(env_id).max_steps), "observation": SYMBOLS[0]}
+        known = {
+            "max_steps": int(navix.make(env_id).max_steps),
+            "observation": SYMBOLS[0],
+        }
         params = known | changed_params(name, known, env_params)
-        seen = params.pop("observation")
-        if seen not in (all_kinds := SYMBOLS + PICTURES):
+        kind = params.pop("observation")
+        kinds = SYMBOLS + PICTURES
+        if kind not in kinds:
             raise UsageError(
-                f"{name} parameter 'observation' must be one of {', '.join(all_kinds)}, got "
-                f"{seen!r}"
+                f"{name} parameter 'observation' must be one of {', '.join(kinds)}, got {kind!r}"
             )
-        inner = navix.make(env_id, observation_fn=getattr(navix.observations, seen), **params)
-        self._codes = seen in SYMBOLS
+        observe = getattr(navix.observations, kind)
+        inner = navix.make(env_id, observation_fn=observe, **params)
+        self._codes = kind in SYMBOLS
         self._draw = jax.jit(navix.observations.rgb)
-        shape = jax.eval_shape(inner.reset, jax.random.key(0)).observation.shape
+        first = jax.eval_shape(inner.reset, jax.random.key(0))
+        shape = first.observation.shape
         observations = space_of_planes(shape, COUNTS) if self._codes else box(shape, 0.0, 255.0)
-        super().__init__(
-            name, inner, observations, Discrete(int(inner.action_space.n)), inner.max_steps
-        )
+        actions = Discrete(int(inner.action_space.n))
+        super().__init__(name, inner, observations, actions, inner.max_steps)
 
     def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
         step = self.inner.reset(key)

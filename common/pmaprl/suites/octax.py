@@ -1,6 +1,4 @@
-"""octax's CHIP-8 games: `octax:brix`. Observations are the last four frames, as planes of a
-picture.
-"""
+"""octax's CHIP-8 games: `octax:brix`. Observations are the last four frames, one per channel."""
 
 import pkgutil
 import warnings
@@ -15,31 +13,32 @@ from pmaprl.envs.environment import Env, Step
 from pmaprl.envs.spaces import Discrete, box
 from pmaprl.envs.suite_tools import changed_params, import_package, quiet, settable
 
-# Of the game
+# Arguments of a game that are no parameters of a run
 NOT_OURS = "render_mode", "render_scale", "color_scheme", "startup_instructions", "disable_delay"
 
 
 def ids() -> list[str]:
-    """Games, and the levels of games that have several, such as `cavern3`."""
+    """List the games, and the levels of games that have several, such as `cavern3`."""
     package = import_package("octax.environments")
-    names = [game.name for game in pkgutil.iter_modules(package.__path__)]
-    games = [
-        name for name in names if hasattr(import_package(f"octax.environments.{name}"), "rom_file")
-    ]
-    files = Path(package.get_rom_path(package.pong.rom_file)).parent.glob("*[0-9].ch8")
-    return sorted(
-        [*games, *(file.stem for file in files if file.stem.rstrip("0123456789") in names)]
-    )
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    games = []
+    for name in names:
+        module = import_package(f"octax.environments.{name}")
+        if hasattr(module, "rom_file"):
+            games.append(name)
+    folder = Path(package.get_rom_path(package.pong.rom_file)).parent
+    stems = [file.stem for file in folder.glob("*[0-9].ch8")]
+    levels = [stem for stem in stems if stem.rstrip("0123456789") in names]
+    return sorted([*games, *levels])
 
 
 class SuiteEnv(Env):
-    """One of octax's."""
+    """One of octax's games."""
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
-        arguments = settable(import_package("octax.env").OctaxEnv)
-        known = {
-            argument: value for argument, value in arguments.items() if argument not in NOT_OURS
-        }
+        known = settable(import_package("octax.env").OctaxEnv)
+        for argument in NOT_OURS:
+            known.pop(argument, None)
         params = changed_params(name, known, env_params)
         with quiet():
             inner, _ = import_package("octax.environments").create_environment(env_id, **params)
@@ -53,7 +52,7 @@ class SuiteEnv(Env):
         return _picture(frames), state
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
-        # Of its own emulator
+        # Its emulator causes the warning
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             state, frames, reward, terminated, truncated, _ = self.inner.step(state, action)
         return Step(
@@ -65,9 +64,10 @@ class SuiteEnv(Env):
         )
 
     def frame(self, state: Any) -> np.ndarray:
-        return np.repeat(255 * np.asarray(state.display.T, np.uint8)[..., None], 3, axis=-1)
+        pixels = 255 * np.asarray(state.display.T, np.uint8)
+        return np.repeat(pixels[..., None], 3, axis=-1)
 
 
 def _picture(frames: jax.Array) -> jax.Array:
-    """Frames [K, width, height] as [height, width, K]."""
+    """Transpose frames [K, width, height] to [height, width, K]."""
     return jnp.transpose(frames, (2, 1, 0)).astype(bool)

@@ -1,5 +1,6 @@
-"""pgx's games: `pgx:connect_four`. Where there are several players, the others move at random
-unless told otherwise.
+"""pgx's games: `pgx:connect_four`.
+
+In games of several players the others move at random, unless `against` replaces them.
 """
 
 import copy
@@ -17,9 +18,9 @@ from pmaprl.envs.masks import MASK
 from pmaprl.envs.spaces import Discrete, box, sample
 from pmaprl.envs.suite_tools import changed_params, import_package
 
-ALL_LEGAL = "minatar"  # games in which every action always is: they need no mask
-HEIGHT = 300  # pixels of a picture, and of an inch in one that is given in points
-DPI = 96
+ALL_LEGAL = "minatar"  # beginning of the names of games without illegal actions, nor masks
+HEIGHT = 300  # height of a picture in pixels
+DPI = 96  # pixels per inch of pictures whose size is in points
 
 
 def ids() -> list[str]:
@@ -27,25 +28,28 @@ def ids() -> list[str]:
 
 
 class State(NamedTuple):
+    """State of a game, and our part in it."""
+
     game: Any  # pgx's own state
-    seat: jax.Array  # [] which of the players we are
-    time: jax.Array  # [] our moves so far
+    seat: jax.Array  # [] index of our player
+    time: jax.Array  # [] number of our moves so far
 
 
 class SuiteEnv(Env):
-    """One of pgx's games, on a seat that is drawn for each of them. A step is our move and those of
-    the others.
+    """One of pgx's games, on a seat that is drawn for each episode.
+
+    A step is our move and those of the others.
     """
 
     _opponent: Callable | None = None
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
-        # Some games may go on without end
+        # The limit is for games that may go on without end
         known = {"max_steps": LONGEST_HORIZON, "show_mask": True}
         params = known | changed_params(name, known, env_params)
         inner = import_package("pgx").make(env_id)
         self.is_game = inner.num_players > 1
-        # Else the policy learns by losing
+        # Without a mask an illegal move loses, and the policy learns by that
         self._masks = params["show_mask"] and not env_id.startswith(ALL_LEGAL)
         seen = box(inner.observation_shape)
         actions = Discrete(inner.num_actions)
@@ -56,27 +60,38 @@ class SuiteEnv(Env):
         seat_key, first_key, key = jax.random.split(key, 3)
         seat = jax.random.randint(seat_key, (), 0, self.inner.num_players)
 
-        def begun(key):
+        def new_game(key):
             game_key, others_key = jax.random.split(key)
-            return self._others_move(others_key, self.inner.init(game_key), seat)[0]
+            game, _ = self._others_move(others_key, self.inner.init(game_key), seat)
+            return game
+
+        def is_over(carry):
+            _, game = carry
+            return game.terminated
 
         def another(carry):
-            key, game_key = jax.random.split(carry[0])
-            return key, begun(game_key)
+            key, _ = carry
+            key, game_key = jax.random.split(key)
+            return key, new_game(game_key)
 
-        game = begun(first_key)
+        game = new_game(first_key)
         if self.is_game:  # the others may have ended it before our first move
-            _, game = jax.lax.while_loop(lambda carry: carry[1].terminated, another, (key, game))
+            _, game = jax.lax.while_loop(is_over, another, (key, game))
         return self._observed(game), State(game, seat, jnp.int32(0))
 
     def advance(self, key: jax.Array, state: State, action: jax.Array) -> Step:
         move_key, others_key = jax.random.split(key)
         game = self.inner.step(state.game, action, move_key)
-        earned = game.rewards[state.seat]
-        game, more = self._others_move(others_key, game, state.seat)
+        reward = game.rewards[state.seat]
+        game, later_reward = self._others_move(others_key, game, state.seat)
         time = state.time + 1
-        outcome = earned + more, game.terminated, time >= self.declared_steps
-        return Step(self._observed(game), State(game, state.seat, time), *outcome)
+        return Step(
+            obs=self._observed(game),
+            state=State(game, state.seat, time),
+            reward=reward + later_reward,
+            terminated=game.terminated,
+            truncated=time >= self.declared_steps,
+        )
 
     def against(self, opponent: Callable[[jax.Array, Any], jax.Array]) -> Env:
         other = copy.copy(self)
@@ -84,43 +99,49 @@ class SuiteEnv(Env):
         return other
 
     def frame(self, state: State) -> np.ndarray:
-        import matplotlib  # slow; its fonts are always there
+        import matplotlib  # slow to import; its fonts are installed everywhere
         import resvg_py
 
-        fonts = {
-            "font_dirs": [f"{matplotlib.get_data_path()}/fonts/ttf"],
-            "skip_system_fonts": True,
-        }
-        families = {f"{kind}_family": "DejaVu Sans" for kind in ("font", "serif", "sans_serif")}
         svg = state.game.to_svg(color_theme="light")
-        picture = resvg_py.svg_to_bytes(svg, height=HEIGHT, dpi=DPI, **fonts, **families)
+        picture = resvg_py.svg_to_bytes(
+            svg,
+            height=HEIGHT,
+            dpi=DPI,
+            font_dirs=[f"{matplotlib.get_data_path()}/fonts/ttf"],
+            skip_system_fonts=True,
+            font_family="DejaVu Sans",
+            serif_family="DejaVu Sans",
+            sans_serif_family="DejaVu Sans",
+        )
         return np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"))
 
     def _others_move(self, key: jax.Array, game: Any, seat: jax.Array) -> tuple[Any, jax.Array]:
-        """The game when it is our turn again, or over, and what we earned meanwhile."""
+        """Let the others move.
+
+        Returns:
+            The game when it is our turn again, or over, and our reward [] meanwhile.
+        """
         if not self.is_game:
             return game, jnp.float32(0)
 
         def move(carry):
-            key, game, earned = carry
+            key, game, reward = carry
             key, action_key, step_key = jax.random.split(key, 3)
             if self._opponent:
                 action = self._opponent(action_key, self._observed(game))
             else:
                 action = sample(action_key, self.action_space, game.legal_action_mask)
             game = self.inner.step(game, action, step_key)
-            return key, game, earned + game.rewards[seat]
+            return key, game, reward + game.rewards[seat]
 
-        def theirs(carry):
+        def is_their_turn(carry):
             _, game, _ = carry
             return (game.current_player != seat) & ~game.terminated
 
-        _, game, earned = jax.lax.while_loop(theirs, move, (key, game, jnp.float32(0)))
-        return game, earned
+        _, game, reward = jax.lax.while_loop(is_their_turn, move, (key, game, jnp.float32(0)))
+        return game, reward
 
     def _observed(self, game: Any) -> Any:
-        return (
-            {MASK: game.legal_action_mask, "obs": game.observation}
-            if self._masks
-            else game.observation
-        )
+        if not self._masks:
+            return game.observation
+        return {MASK: game.legal_action_mask, "obs": game.observation}

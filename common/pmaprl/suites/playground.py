@@ -1,7 +1,9 @@
-"""MuJoCo Playground's environments: `playground:CheetahRun`. They know no time limits; robots are
-downloaded.
+"""MuJoCo Playground's environments: `playground:CheetahRun`.
+
+Time limits are added here. The models of robots are downloaded.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -22,26 +24,26 @@ def ids() -> list[str]:
 
 
 class SuiteEnv(Env):
-    """One of playground's, with a time limit. A step is `action_repeat` of its own, in which the
-    limit counts.
+    """One of playground's environments, with a time limit.
+
+    A step is `action_repeat` of its own steps, which are what the limit counts.
     """
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
         registry = import_package(REGISTRY)
         known = settable(dict(registry.get_default_config(env_id)))
         if "impl" in known:
-            known["impl"] = "jax"  # warp keeps some of its state for all environments together
+            known["impl"] = "jax"  # warp has some state that all environments share
         params = known | changed_params(name, known, env_params)
         if params.get("impl", "jax") != "jax":
             raise UsageError(f"{name} parameter 'impl' must be jax, got {params['impl']!r}")
-        inner = registry.load(env_id, config_overrides=params)  # whose robots it downloads
+        inner = registry.load(env_id, config_overrides=params)  # may download a robot's model
         self._repeat = params.get("action_repeat", 1)
-        obs = spaces.plain(jax.eval_shape(inner.reset, jax.random.key(0)).obs)
-        seen = jax.tree.map(lambda x: spaces.box(x.shape), obs)
+        first = jax.eval_shape(inner.reset, jax.random.key(0))
+        seen = jax.tree.map(lambda x: spaces.box(x.shape), spaces.plain(first.obs))
         actions = spaces.box((inner.action_size,), -1.0, 1.0)
-        super().__init__(
-            name, inner, seen, actions, max_steps=-(-params["episode_length"] // self._repeat)
-        )
+        limit = math.ceil(params["episode_length"] / self._repeat)
+        super().__init__(name, inner, seen, actions, limit)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         state = self.inner.reset(key)
@@ -50,14 +52,22 @@ class SuiteEnv(Env):
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         def once(carry, _):
             before, reward = carry
-            over = before.done > 0
+            is_over = before.done > 0
             after = self.inner.step(before, action)
-            return (select(over, before, after), reward + jnp.where(over, 0.0, after.reward)), None
+            reward = reward + jnp.where(is_over, 0.0, after.reward)
+            return (select(is_over, before, after), reward), None
 
-        (before, time), zero = state, jnp.float32(0)
-        (state, reward), _ = jax.lax.scan(once, (before, zero), length=self._repeat)
-        outcome = reward, state.done > 0, time + 1 >= self.declared_steps
-        return Step(state.obs, (state, time + 1), *outcome, info=state.metrics)
+        before, time = state
+        time = time + 1
+        (after, reward), _ = jax.lax.scan(once, (before, jnp.float32(0)), length=self._repeat)
+        return Step(
+            obs=after.obs,
+            state=(after, time),
+            reward=reward,
+            terminated=after.done > 0,
+            truncated=time >= self.declared_steps,
+            info=after.metrics,
+        )
 
     def frame(self, state: Any) -> np.ndarray:
         data = state[0].data

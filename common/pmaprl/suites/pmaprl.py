@@ -16,22 +16,23 @@ def ids() -> list[str]:
 
 
 class SuiteEnv(gymnax.SuiteEnv):
-    """One of gymnax's of which only some numbers are observed."""
+    """One of gymnax's environments, of whose observations only some numbers are shown."""
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
         whole = env_id.removeprefix(PARTIAL)
-        self._seen = np.array(WITHOUT_VELOCITIES[whole])
+        seen = np.array(WITHOUT_VELOCITIES[whole])
+        self._seen = seen
         super().__init__(name, whole, env_params)
         whole_space = convert(self.inner.observation_space(self.params), "observation space")
-        self.observation_space = Box(
-            whole_space.low[self._seen], whole_space.high[self._seen], self._seen.shape
-        )
-        self.obs_names = tuple(self.obs_names[index] for index in self._seen)
+        low = whole_space.low[seen]
+        high = whole_space.high[seen]
+        self.observation_space = Box(low, high, seen.shape)
+        self.obs_names = tuple(self.obs_names[index] for index in seen)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         obs, state = super().begin(key)
         return obs[self._seen], state
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
-        reached = super().advance(key, state, action)
-        return reached._replace(obs=reached.obs[self._seen])
+        step = super().advance(key, state, action)
+        return step._replace(obs=step.obs[self._seen])

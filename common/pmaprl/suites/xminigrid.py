@@ -1,5 +1,6 @@
-"""xminigrid's worlds: `xminigrid:MiniGrid-DoorKey-6x6`. XLand's need rules, a file of which it
-downloads.
+"""xminigrid's worlds: `xminigrid:MiniGrid-DoorKey-6x6`.
+
+XLand's worlds need a file of rules, which xminigrid downloads.
 """
 
 from typing import Any
@@ -14,9 +15,9 @@ from pmaprl.envs.spaces import Discrete, MultiDiscrete
 from pmaprl.envs.suite_tools import changed_params, import_package, readable_errors
 from pmaprl.suites.tools.planes import planes, space_of_planes
 
-COUNTS = 13, 12  # of things, and of colours
-ENCODINGS = 16  # codes in encoded goals and rules
-NUMBERS = "max_steps", "view_size", "height", "width"  # parameters
+COUNTS = 13, 12  # numbers of codes for things, and for colours
+ENCODINGS = 16  # number of codes in goals and rules
+NUMBERS = "max_steps", "view_size", "height", "width"  # parameters that are numbers
 
 
 def ids() -> list[str]:
@@ -24,37 +25,40 @@ def ids() -> list[str]:
 
 
 class SuiteEnv(Env):
-    """One of xminigrid's, whose states are its time steps. In XLand episodes have rules, and
-    observe them.
+    """One of xminigrid's worlds, whose states are its time steps.
+
+    In XLand every episode has other rules, which are observed.
     """
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
         xminigrid = import_package("xminigrid")
         needs_rules = env_id.startswith("XLand")
         inner, params = xminigrid.make(env_id)
-        known = {number: getattr(params, number) for number in NUMBERS} | (
-            {"benchmark": ""} if needs_rules else {}
-        )
+        known = {number: getattr(params, number) for number in NUMBERS}
+        if needs_rules:
+            known["benchmark"] = ""
         changes = changed_params(name, known, env_params)
-        self._rules = _rules(name, changes.pop("benchmark", "")) if needs_rules else None
-        given = xminigrid.registration._REGISTRY[env_id].kwargs
-        # The limit of time follows from the size
-        self.params = params = inner.default_params(**given | changes)
-        if (
-            params.view_size % 2 == 0
-            or min(params.view_size, params.height - 2, params.width - 2) < 3
-        ):
+        self._rules = None
+        if needs_rules:
+            self._rules = _rules(name, changes.pop("benchmark", ""))
+        defaults = xminigrid.registration._REGISTRY[env_id].kwargs
+        # Made anew, because the time limit follows from the size
+        params = inner.default_params(**defaults | changes)
+        self.params = params
+        smallest = min(params.view_size, params.height - 2, params.width - 2)
+        if params.view_size % 2 == 0 or smallest < 3:
             raise UsageError(
                 f"{name} needs an odd view_size of at least 3, and a height and width of at least 5"
             )
-        observations = view = space_of_planes(inner.observation_shape(params), COUNTS)
+        observations = space_of_planes(inner.observation_shape(params), COUNTS)
         if needs_rules:
-            sizes = {"goal": self._rules.goals[0].size, "rules": self._rules.rules[0].size}
-            parts = {part: MultiDiscrete((ENCODINGS,) * int(size)) for part, size in sizes.items()}
-            observations = parts | {"view": view}
-        super().__init__(
-            name, inner, observations, Discrete(inner.num_actions(params)), params.max_steps
-        )
+            observations = {
+                "goal": _space_of_codes(self._rules.goals[0]),
+                "rules": _space_of_codes(self._rules.rules[0]),
+                "view": observations,
+            }
+        actions = Discrete(inner.num_actions(params))
+        super().__init__(name, inner, observations, actions, params.max_steps)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         params = self.params
@@ -82,23 +86,26 @@ class SuiteEnv(Env):
         view = planes(step.observation, COUNTS)
         if self._rules is None:
             return view
-        goal, rules = (
-            jnp.ravel(x).astype(jnp.int32)
-            for x in (step.state.goal_encoding, step.state.rule_encoding)
-        )
+        goal = jnp.ravel(step.state.goal_encoding).astype(jnp.int32)
+        rules = jnp.ravel(step.state.rule_encoding).astype(jnp.int32)
         return {"goal": goal, "rules": rules, "view": view}
 
 
+def _space_of_codes(encoding: Any) -> MultiDiscrete:
+    """The space of an encoded goal, or of encoded rules."""
+    return MultiDiscrete((ENCODINGS,) * int(encoding.size))
+
+
 def _rules(name: str, benchmark: str) -> Any:
-    """The rules of a `benchmark`, read from its file or downloaded."""
+    """Read the rules of a `benchmark` from its file, or download them."""
     module = import_package("xminigrid").benchmarks
     known = module.registered_benchmarks()
     where = f"huggingface.co/datasets/{module.HF_REPO_ID} to {module.DATA_PATH}"
     if benchmark not in known:
+        alternatives = ", ".join(known[1:])
         raise UsageError(
             f'{name} needs rules: --env-params \'{{"benchmark": "{known[0]}"}}\', or '
-            f"{', '.join(known[1:])}; they are "
-            f"downloaded from {where}. MiniGrid ids need nothing"
+            f"{alternatives}; they are downloaded from {where}. MiniGrid ids need nothing"
         )
     with readable_errors(f"{name} cannot get the rules {benchmark} from {where}"):
         return jax.tree.map(np.asarray, module.load_benchmark(benchmark))

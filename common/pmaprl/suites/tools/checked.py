@@ -1,5 +1,4 @@
-"""Outputs of gymnasium environments, held against their spaces and made plain: numbers, arrays,
-infos of numbers.
+"""Checks of all that gymnasium environments return against their spaces.
 
 Processes of environments import this, so it needs nothing that is slow.
 """
@@ -22,14 +21,15 @@ RETURNED = {
 
 
 class CheckedEnv(gymnasium.Wrapper):
-    """An environment that gives elements of its observation space, a float, two bools, and an info
-    of floats.
+    """Environment that returns elements of its observation space, a float, two bools and floats.
 
     An array of one number is taken as that number, a list as an array. Everything else raises a
-    FailedEnvError, before a vector environment would broadcast, cast or cut it. Observations are
-    copies: an environment may write the next one into the same array, and a vector environment
-        keeps the last one of an episode while it resets. Entries of infos that are no numbers are
-        left out: nobody reads them, and those of several environments need not fit together.
+    FailedEnvError, before a vector environment would broadcast, cast or cut it.
+
+    Observations are copies: an environment may write the next one into the same array, and a vector
+    environment keeps the last one of an episode while it resets. Entries of infos that are no
+    numbers are left out: nobody reads them, and those of several environments need not fit
+    together.
     """
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
@@ -38,7 +38,7 @@ class CheckedEnv(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, ...]:
         if isinstance(self.action_space, Box) and not self.action_space.shape:
-            # Not a scalar, which is no element of the space
+            # A scalar, which is how a vector environment passes it on, is no element of the space
             action = np.asarray(action, self.action_space.dtype)
         outputs = outputs_of(self.env, "step", self.env.step(action))
         obs, reward, terminated, truncated, info = outputs
@@ -52,19 +52,19 @@ class CheckedEnv(gymnasium.Wrapper):
 
 
 def outputs_of(env: gymnasium.Env, method: str, outputs: Any) -> tuple[Any, ...]:
-    """The `outputs` of an environment's `reset` or `step`. Raises FailedEnvError where they are not
-    as many as now.
+    """Check the number of `outputs` of an environment's `reset` or `step`.
+
+    Raises:
+        FailedEnvError: they are not as many as gymnasium's, or the info is no dictionary.
     """
-    wanted = RETURNED[method]
+    expected = RETURNED[method]
     name = env.spec.id if env.spec else type(env.unwrapped).__name__
-    if not isinstance(outputs, tuple | list) or len(outputs) != int(wanted[0]):
-        got = (
-            f"{len(outputs)}"
-            if isinstance(outputs, tuple | list)
-            else f"one {type(outputs).__name__}"
-        )
+    count = f"one {type(outputs).__name__}"
+    if isinstance(outputs, tuple | list):
+        count = f"{len(outputs)}"
+    if count != expected[0]:
         raise FailedEnvError(
-            f"{method} of {name} returned {got} instead of the {wanted} of gymnasium"
+            f"{method} of {name} returned {count} instead of the {expected} of gymnasium"
         )
     if not isinstance(outputs[-1], Mapping):
         raise FailedEnvError(
@@ -74,20 +74,20 @@ def outputs_of(env: gymnasium.Env, method: str, outputs: Any) -> tuple[Any, ...]
 
 
 def _element(space: Space, obs: Any, what: str) -> Any:
-    """An observation in the shape and the type of its space."""
+    """Convert an observation to the shape and the type of its space."""
     if isinstance(space, Dict):
         if not isinstance(obs, Mapping) or set(space) - set(obs):
-            raise FailedEnvError(
-                f"{what} has not the parts {', '.join(map(str, space))} of its space"
-            )
+            names = ", ".join(map(str, space))
+            raise FailedEnvError(f"{what} has not the parts {names} of its space")
         return {name: _element(part, obs[name], f"{what} {name}") for name, part in space.items()}
     if isinstance(space, Tuple):
         if not isinstance(obs, tuple | list) or len(space) != len(obs):
             raise FailedEnvError(f"{what} has not the {len(space)} parts of its space")
-        return tuple(
-            _element(part, x, f"{what} {index}")
-            for index, (part, x) in enumerate(zip(space, obs, strict=True))
-        )
+        parts = zip(space, obs, strict=True)
+        elements = [
+            _element(part, values, f"{what} {index}") for index, (part, values) in enumerate(parts)
+        ]
+        return tuple(elements)
     if not isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
         return obs
     array = array_of(obs, what)
@@ -95,32 +95,39 @@ def _element(space: Space, obs: Any, what: str) -> Any:
         raise FailedEnvError(f"{what} has shape {array.shape} instead of {space.shape}")
     typed = _typed(array.reshape(space.shape), space.dtype, what)
     if not isinstance(space, Box):
-        count = (
-            2
-            if isinstance(space, MultiBinary)
-            else space.n
-            if isinstance(space, Discrete)
-            else space.nvec
-        )
-        start = 0 if isinstance(space, MultiBinary) else space.start
+        start, count = _range(space)
         if not np.all((typed >= start) & (typed - start < count)):
             raise FailedEnvError(f"{what} {_shown(typed.tolist())} is not in its space, {space}")
     return np.array(typed)
 
 
-def mask_of(legal: Any, space: Space, what: str) -> Any:
-    """A mask of legal actions in the shape and the type of its space, a Box or a Tuple of such.
+def _range(space: Discrete | MultiDiscrete | MultiBinary) -> tuple[Any, Any]:
+    """The least number of a space of choices, and how many there are."""
+    if isinstance(space, MultiBinary):
+        return 0, 2
+    if isinstance(space, Discrete):
+        return space.start, space.n
+    return space.start, space.nvec
 
-    Raises FailedEnvError where it has other parts or shapes, or another number than 0 and 1.
+
+def mask_of(legal: Any, space: Space, what: str) -> Any:
+    """Convert a mask of legal actions to the shape and the type of its space.
+
+    Args:
+        legal: the mask.
+        space: a Box, or a Tuple of masks' spaces.
+        what: name of the mask in messages.
+
+    Raises:
+        FailedEnvError: the mask has other parts or shapes, or other numbers than 0 and 1.
     """
     if isinstance(space, Tuple):
         if not isinstance(legal, tuple | list) or len(legal) != len(space):
             raise FailedEnvError(
                 f"{what} is {_shown(legal)}, which has not the {len(space)} parts of the first one"
             )
-        return tuple(
-            mask_of(part, of_part, what) for part, of_part in zip(legal, space.spaces, strict=True)
-        )
+        parts = zip(legal, space.spaces, strict=True)
+        return tuple(mask_of(part, part_space, what) for part, part_space in parts)
     array = array_of(legal, what)
     if array.shape != space.shape:
         raise FailedEnvError(f"{what} has shape {array.shape} instead of {space.shape}")
@@ -132,8 +139,10 @@ def mask_of(legal: Any, space: Space, what: str) -> Any:
 
 
 def array_of(value: Any, what: str) -> np.ndarray:
-    """A value as an array of real numbers. Raises FailedEnvError, naming `what` it is, where it is
-    none.
+    """Convert a value to an array of real numbers.
+
+    Raises:
+        FailedEnvError: it cannot be converted; the message names it by `what`.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         raise FailedEnvError(f"{what} is {_shown(value)}, not numbers")
@@ -149,8 +158,10 @@ def array_of(value: Any, what: str) -> np.ndarray:
 
 
 def _typed(array: np.ndarray, dtype: Any, what: str) -> np.ndarray:
-    """An array in the type of a space. Raises FailedEnvError where that is whole numbers, which
-    have other values.
+    """Convert an array to the type of a space.
+
+    Raises:
+        FailedEnvError: whole numbers would get other values.
     """
     if array.dtype == dtype:
         return array
@@ -164,7 +175,7 @@ def _typed(array: np.ndarray, dtype: Any, what: str) -> np.ndarray:
 
 
 def _number(value: Any, what: str) -> float:
-    # Also NumPy's, and whole numbers and fractions of any size; a span of time counts among them
+    # NumPy's numbers are Real too, and so are fractions; but NumPy counts spans of time among them
     if isinstance(value, numbers.Real) and not isinstance(value, np.timedelta64):
         return _as_float(value)
     array = array_of(value, what)
@@ -181,8 +192,10 @@ def _truth(value: Any, what: str) -> bool:
 
 
 def of_each(values: Any, count: int, what: str) -> np.ndarray:
-    """The rewards, or the ends, of `count` environments, [N]. Raises FailedEnvError where there is
-    no one of each.
+    """Convert the rewards, or the ends, of `count` environments to an array [N].
+
+    Raises:
+        FailedEnvError: they are not `count` numbers.
     """
     array = array_of(values, what)
     if array.size != count:
@@ -191,8 +204,10 @@ def of_each(values: Any, count: int, what: str) -> np.ndarray:
 
 
 def true_of_each(values: Any, count: int, what: str) -> np.ndarray:
-    """Ends of `count` environments, [N] bool. Raises FailedEnvError where one is neither true nor
-    false.
+    """Convert the ends of `count` environments to an array [N] of bools.
+
+    Raises:
+        FailedEnvError: one is neither true nor false.
     """
     array = of_each(values, count, what)
     if array.dtype != bool and not np.isin(array, (0, 1)).all():
@@ -201,18 +216,22 @@ def true_of_each(values: Any, count: int, what: str) -> np.ndarray:
 
 
 def _numbers(info: Mapping) -> dict[str, float]:
-    """The entries that are numbers, all as floats: vector environments give each the type that it
-    has first.
+    """The entries that are numbers, all as floats.
+
+    A vector environment would give an entry the type of its first value for ever.
     """
-    found = {}
-    for name, value in info.items():
-        # They mark with _NAME who has told NAME, and put the end of an episode under final_...
-        special = (
-            not isinstance(name, str) or name.startswith("_") or name in ("final_obs", "final_info")
-        )
-        if not special and is_number(value):
-            found[name] = _as_float(value)
-    return found
+    return {
+        name: _as_float(value)
+        for name, value in info.items()
+        if is_number(value) and not _is_reserved(name)
+    }
+
+
+def _is_reserved(name: Any) -> bool:
+    """True for names that vector environments use themselves: _NAME and final_..., or no text."""
+    if not isinstance(name, str):
+        return True
+    return name.startswith("_") or name in ("final_obs", "final_info")
 
 
 def _as_float(value: Any) -> float:

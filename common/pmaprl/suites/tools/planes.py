@@ -7,13 +7,15 @@ from pmaprl.envs.spaces import Box, box
 
 
 def planes(codes: jax.Array, counts: tuple[int, ...]) -> jax.Array:
-    """Codes [H, W, C] as pictures [H, W, sum(counts)] of bools; of each kind there are so many,
-    others are its last.
+    """Convert codes [H, W, C] to planes [H, W, sum(counts)] of bools, one for each code.
+
+    Codes beyond the count of their kind map to its last plane.
     """
-    kinds = [jnp.minimum(codes[..., kind], count - 1) for kind, count in enumerate(counts)]
-    return jnp.concatenate(
-        [jax.nn.one_hot(*kind, dtype=bool) for kind in zip(kinds, counts, strict=True)], axis=-1
-    )
+    kinds = []
+    for kind, count in enumerate(counts):
+        known = jnp.minimum(codes[..., kind], count - 1)
+        kinds.append(jax.nn.one_hot(known, count, dtype=bool))
+    return jnp.concatenate(kinds, axis=-1)
 
 
 def space_of_planes(shape: tuple[int, ...], counts: tuple[int, ...]) -> Box:

@@ -1,7 +1,7 @@
-"""gymnasium environments in processes of their own, which can be killed where one hangs.
+"""gymnasium environments in processes of their own, which can be killed if one hangs.
 
-Registers `pmaprl/PartialCartPole-v1` and `pmaprl/PartialPendulum-v1`. Processes import this too, so
-it needs nothing that is slow.
+Importing this registers `pmaprl/PartialCartPole-v1` and `pmaprl/PartialPendulum-v1`. Processes
+import it too, so it needs nothing that is slow.
 """
 
 import multiprocessing.connection
@@ -36,18 +36,14 @@ _starting = threading.Lock()
 
 
 class InItsProcess(Exception):
-    """The traceback of an error in the process of an environment, as the cause of the same error
-    here.
-    """
+    """Traceback of an error in the process of an environment, as the cause of the error here."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0].rstrip()}"
 
 
 class Processes(AsyncVectorEnv):
-    """gymnasium's vector environment with one process for each, where nothing is waited for without
-    a limit.
-    """
+    """gymnasium's vector environment with one process for each, and a limit on all waiting."""
 
     def __init__(
         self,
@@ -58,8 +54,14 @@ class Processes(AsyncVectorEnv):
     ):
         """Start `num_envs` processes that each call `maker`.
 
-        They come from a server that knows nothing of this program: forks of it, with JAX's threads,
-        could deadlock.
+        They come from a server that knows nothing of this program, because forks of a program with
+        JAX's threads could deadlock.
+
+        Args:
+            maker: makes one environment.
+            num_envs: number of environments.
+            reset_timeout: seconds that a reset may take; None: any time.
+            step_timeout: seconds that a step may take; None: any time.
         """
         self._timeouts = {"reset": reset_timeout, "step": step_timeout}
         self.processes = []
@@ -77,40 +79,43 @@ class Processes(AsyncVectorEnv):
             raise
 
     def _check_spaces(self) -> None:
-        """Wait until all environments are made, no longer than a reset may take: gymnasium's own
-        waits without a limit.
+        """Wait until all environments are made, but no longer than a reset may take.
 
-        What processes need to begin is gone once the constructor, which ends with this, has
-        returned.
+        gymnasium's own method waits without a limit. The constructor ends with this call, after
+        which the objects that starting processes need are gone.
         """
-        self._hidden.close()  # all have started: others, in other threads, may start theirs
+        self._hidden.close()  # all have started, so other threads may start theirs
         with self._in_time("reset") as seconds:
             self.call_async("render_mode")
             self.call_wait(timeout=seconds)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
-        """As gymnasium's. Raises FailedEnvError where a process does not answer in time or has
-        ended.
+        """Reset all environments, as gymnasium does.
+
+        Raises:
+            FailedEnvError: a process does not answer in time, or has ended.
         """
         with self._in_time("reset") as seconds:
             self.reset_async(seed, options)
             return self.reset_wait(timeout=seconds)
 
     def step(self, actions: Any) -> tuple[Any, ...]:
-        """As gymnasium's. Raises FailedEnvError where a process does not answer in time or has
-        ended.
+        """Step all environments, as gymnasium does.
+
+        Raises:
+            FailedEnvError: a process does not answer in time, or has ended.
         """
         with self._in_time("step") as seconds:
             self.step_async(actions)
             return self.step_wait(timeout=seconds)
 
     def close_extras(self, **_: Any) -> None:
-        """Ask all processes to end, and kill those that do not, with all that any of them has left
-        behind.
+        """Ask all processes to end, and kill those that do not, with the processes that they began.
 
-        gymnasium's own waits for one that hangs, and leaves the others behind where one has died.
+        gymnasium's own method waits for one that hangs, and leaves the others behind if one has
+        died.
         """
-        for pipe in filter(None, self.parent_pipes):  # None where the environment raised
+        for pipe in filter(None, self.parent_pipes):  # None: the environment has raised an error
             with suppress(OSError):
                 pipe.send(("close", None))
         deadline = time.monotonic() + CLOSING
@@ -121,20 +126,20 @@ class Processes(AsyncVectorEnv):
             process.join()
 
     def kill(self) -> None:
-        """End all processes at once, with those that they have started, such as simulators, from
-        any thread.
+        """End all processes at once, with those that they have started, such as simulators.
 
-        A thread that waits for them gets a FailedEnvError.
+        Any thread may call it. A thread that waits for the processes gets a FailedEnvError.
         """
         for process in self.processes:
-            if process.pid:  # None where it could not be started
+            if process.pid:  # None: it could not be started
                 process.kill()  # it may have no group of its own yet
                 with suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
 
     def _raise_if_errors(self, successes: Any) -> None:
-        """Raise what an environment raised, from the way to it in its process, which gymnasium's
-        own prints at once.
+        """Raise the error of an environment, with the traceback in its process as the cause.
+
+        gymnasium's own method prints the traceback at once.
         """
         if all(successes):
             return
@@ -155,19 +160,18 @@ class Processes(AsyncVectorEnv):
                 f"an environment's {what} took over {seconds:g} s (--{what}-timeout)"
             ) from error
         except (EOFError, ConnectionError) as error:
-            multiprocessing.connection.wait(
-                [process.sentinel for process in self.processes], timeout=1.0
-            )
-            ended = [process for process in self.processes if process.exitcode is not None]
-            codes = ", ".join(f"{process.exitcode}" for process in ended) or "unknown"
+            sentinels = [process.sentinel for process in self.processes]
+            multiprocessing.connection.wait(sentinels, timeout=1.0)
+            codes = [process.exitcode for process in self.processes]
+            ended = ", ".join(str(code) for code in codes if code is not None)
             raise FailedEnvError(
-                f"a process of an environment ended by itself (exit code {codes})"
+                f"a process of an environment ended by itself (exit code {ended or 'unknown'})"
             ) from error
 
 
 @contextmanager
 def _hidden_main():
-    """Keep processes that start from importing this program, and JAX with it."""
+    """Keep new processes from importing this program, and JAX with it."""
     with _starting:
         main = sys.modules["__main__"]
         sys.modules["__main__"] = types.ModuleType("__main__")
@@ -178,9 +182,7 @@ def _hidden_main():
 
 
 def _own_folder() -> str:
-    """The temporary folder in which multiprocessing has the socket of its server; "" where another
-    process made it.
-    """
+    """Temporary folder of the socket of multiprocessing's server; "" if another process made it."""
     folder = multiprocessing.util.get_temp_dir()
     with suppress(AttributeError, TypeError):  # nobody promises that these stay
         for finalizer in multiprocessing.util._finalizer_registry.values():
@@ -190,14 +192,18 @@ def _own_folder() -> str:
 
 
 def _make(maker: Callable[[], Any], home: int, folder: str) -> Any:
-    """What `maker` makes; in another process than `home`, in a group of that one's own, which
-    Ctrl-C does not reach.
+    """Make an environment, in a group of processes of its own, which Ctrl-C does not reach.
 
-    The group ends with the program, even if that is killed and the environment listens to nobody: a
-    process watches. That also deletes the temporary `folder`, which a program that is killed leaves
-    behind.
+    A process watches, and ends the group with the program, even if that is killed and the
+    environment listens to nobody. It also deletes the temporary `folder`, which a killed program
+    leaves behind.
+
+    Args:
+        maker: makes the environment.
+        home: id of the program's process, in which gymnasium calls this too, to learn the spaces.
+        folder: temporary folder to delete in the end, or "".
     """
-    if os.getpid() != home:  # gymnasium also calls this at home, to see what the environment is
+    if os.getpid() != home:
         os.setpgid(0, 0)
         if os.fork() == 0:
             _end_with_the_program(folder)
@@ -212,7 +218,7 @@ def _end_with_the_program(folder: str) -> NoReturn:
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         program = multiprocessing.parent_process().sentinel
-        os.closerange(0, program)  # pipes of the environment, of whose end others learn by them
+        os.closerange(0, program)  # pipes, which tell others when the environment ends
         os.closerange(program + 1, os.sysconf("SC_OPEN_MAX"))
         multiprocessing.connection.wait([program])
         if folder:
@@ -223,42 +229,47 @@ def _end_with_the_program(folder: str) -> NoReturn:
 
 @contextmanager
 def _plain_errors():
-    """Raise a RuntimeError in place of errors that gymnasium cannot send to the process that waits
-    for the step.
-    """
+    """Raise a RuntimeError in place of errors that gymnasium cannot send to the program."""
     try:
         yield
     except Exception as error:
         try:
-            pickle.loads(pickle.dumps(type(error)(error)))  # which is what gymnasium does
+            pickle.loads(pickle.dumps(type(error)(error)))  # as gymnasium sends it
         except Exception:
             raise RuntimeError(reason(error)) from error
         raise
 
 
 def make(mask: str, env_id: str, **arguments: Any) -> gymnasium.Env:
-    """gymnasium's environment, checked; where its info has a `mask` of legal actions, it observes
-    that too.
-    """
+    """Make gymnasium's environment, checked; it observes the `mask` that its info may have."""
     return CheckedEnv(_with_mask(mask, gymnasium.make(env_id, **arguments)))
 
 
 def _with_mask(mask: str, env: gymnasium.Env) -> gymnasium.Env:
-    """The environment, which observes the mask that its info has, if any."""
-    parts = env.observation_space.spaces if isinstance(env.observation_space, Dict) else {}
-    if mask in parts or isinstance(env.action_space, Box):
+    """Observe the mask that the info of an environment has, if it has one."""
+    has_parts = isinstance(env.observation_space, Dict)
+    is_observed = has_parts and mask in env.observation_space.spaces
+    if is_observed or isinstance(env.action_space, Box):
         return env
-    legal = outputs_of(env, "reset", env.reset())[1].get(mask)  # nothing else tells
+    _, info = outputs_of(env, "reset", env.reset())  # nothing else tells
+    legal = info.get(mask)
     return env if legal is None else MaskObserved(env, mask, legal)
 
 
 class MaskObserved(gymnasium.Wrapper):
-    """Observes the mask beside the parts of a dictionary, or beside the whole observation, which is
-    then called obs.
+    """Environment that observes its mask of legal actions.
+
+    The mask becomes a part of a dictionary. An observation that is none becomes its part `obs`.
     """
 
     def __init__(self, env: gymnasium.Env, mask: str, legal: Any):
-        """`legal` is a mask: an array, or a tuple of such."""
+        """Wrap an environment.
+
+        Args:
+            env: the environment.
+            mask: name of the mask in infos.
+            legal: a mask, from which the space is known: an array, or a tuple of arrays.
+        """
         super().__init__(env)
         self._mask = mask
         self._space = _space_of(legal, mask)
@@ -271,16 +282,10 @@ class MaskObserved(gymnasium.Wrapper):
         return self._observed(obs, info, over=False), info
 
     def step(self, action: Any) -> tuple[Any, ...]:
-        obs, reward, terminated, truncated, info = outputs_of(
-            self.env, "step", self.env.step(action)
-        )
-        return (
-            self._observed(obs, info, terminated or truncated),
-            reward,
-            terminated,
-            truncated,
-            info,
-        )
+        outputs = outputs_of(self.env, "step", self.env.step(action))
+        obs, reward, terminated, truncated, info = outputs
+        observed = self._observed(obs, info, over=terminated or truncated)
+        return observed, reward, terminated, truncated, info
 
     def _observed(self, obs: Any, info: dict, over: bool) -> dict:
         legal = info.get(self._mask)
@@ -288,45 +293,48 @@ class MaskObserved(gymnasium.Wrapper):
             raise FailedEnvError(
                 f"the info of {self.env.spec.id} has lost its {self._mask} after a step"
             )
-        legal = (
-            _everything(self._space)
-            if legal is None
-            else mask_of(legal, self._space, f"the {self._mask}")
-        )
-        return {self._mask: legal, **(obs if self._has_parts else {"obs": obs})}
+        if legal is None:
+            legal = _everything(self._space)
+        else:
+            legal = mask_of(legal, self._space, f"the {self._mask}")
+        parts = obs if self._has_parts else {"obs": obs}
+        return {self._mask: legal, **parts}
 
 
 def _space_of(legal: Any, name: str) -> Space:
-    """The space of a mask called `name`: of an array, or of a tuple of such."""
+    """The space of a mask called `name`: an array, or a tuple of arrays."""
     if isinstance(legal, tuple):
         return Tuple([_space_of(part, name) for part in legal])
-    return Box(low=0, high=1, shape=array_of(legal, f"the {name}").shape, dtype=np.int8)
+    shape = array_of(legal, f"the {name}").shape
+    return Box(low=0, high=1, shape=shape, dtype=np.int8)
 
 
 def _everything(space: Space) -> Any:
-    """A mask for which all actions are legal."""
-    return tuple(map(_everything, space.spaces)) if isinstance(space, Tuple) else space.high
+    """A mask with which all actions are legal."""
+    if isinstance(space, Tuple):
+        return tuple(map(_everything, space.spaces))
+    return space.high
 
 
 def make_partial(whole: str, **arguments: Any) -> gymnasium.Env:
-    """gymnasium's environment `whole`, of these arguments, without what is not seen, and without a
-    time limit.
+    """Make gymnasium's environment `whole` without velocities, and without a time limit.
+
+    The registered time limit is applied to the result.
     """
-    # No other name, by which gymnasium would import a module
+    # Other names are refused here, because gymnasium would import a module that one may name
     seen = list(WITHOUT_VELOCITIES[whole])
     env = gymnasium.make(whole, max_episode_steps=-1, **arguments)
-    low = env.observation_space.low[seen]
-    high = env.observation_space.high[seen]
-    return TransformObservation(
-        env, lambda obs: obs[seen], Box(low, high, dtype=env.observation_space.dtype)
-    )
+    space = env.observation_space
+    partial_space = Box(space.low[seen], space.high[seen], dtype=space.dtype)
+    return TransformObservation(env, lambda obs: obs[seen], partial_space)
 
 
 for whole in WITHOUT_VELOCITIES:
+    spec = gymnasium.spec(whole)
     gymnasium.register(
         f"pmaprl/{PARTIAL}{whole}",
         f"{__name__}:make_partial",
         kwargs={"whole": whole},
-        max_episode_steps=gymnasium.spec(whole).max_episode_steps,
-        reward_threshold=gymnasium.spec(whole).reward_threshold,
+        max_episode_steps=spec.max_episode_steps,
+        reward_threshold=spec.reward_threshold,
     )

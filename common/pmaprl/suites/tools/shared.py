@@ -1,5 +1,4 @@
-"""What several suites share: pictures without a display, names of observations, and which show no
-velocities.
+"""Parts that several suites share: pictures without a display, and names of observations.
 
 Processes of environments import this, so it needs nothing that is slow.
 """
@@ -16,21 +15,22 @@ FRAME_SIZE = 240, 320  # height and width, in pixels
 
 
 def draw_without_display() -> None:
-    """Let pygame draw into memory and MuJoCo by EGL where there is no display, unless the user has
-    named others.
+    """Let pygame draw into memory, and MuJoCo by EGL, if there is no display.
+
+    Variables of the environment that the user has set stay as they are.
     """
     if not sys.platform.startswith("linux") or os.environ.get("DISPLAY"):
         return
     for name in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):
         os.environ.setdefault(name, "dummy")
     if "mujoco" in sys.modules and "MUJOCO_GL" not in os.environ:
-        # Not before mujoco is imported: without EGL that would fail, and training needs no pictures
+        # Only after mujoco is imported: without EGL the import would fail, even if nothing is drawn
         os.environ["MUJOCO_GL"] = "egl"
         importlib.reload(importlib.import_module("mujoco.rendering.classic.gl_context"))
 
 
 def mujoco_frame(model: Any, qpos: Any, qvel: Any) -> np.ndarray:
-    """A picture of MuJoCo's `model` at these positions and speeds, by its first camera."""
+    """Draw MuJoCo's `model` at these positions and speeds, by its first camera."""
     import mujoco
 
     draw_without_display()
@@ -43,6 +43,7 @@ def mujoco_frame(model: Any, qpos: Any, qvel: Any) -> np.ndarray:
         return renderer.render()
 
 
+# Indices of the numbers that are observed without velocities, by the id of an environment
 WITHOUT_VELOCITIES = {"CartPole-v1": (0, 2), "Pendulum-v1": (0, 1)}
 _CAR = "position", "velocity"
 _LANDER = "x", "y", "x velocity", "y velocity", "angle", "angular velocity", "left leg", "right leg"
@@ -86,7 +87,5 @@ OBS_NAMES = {
         "enemy bullet",
     ),
 }
-"""Names of the numbers of an observation, or of the channels of a map, by the id of an
-environment.
-"""
-PARTIAL = "Partial"  # of the ids of the environments that show no more
+"""Names of an observation's numbers, or of a map's channels, by the id of an environment."""
+PARTIAL = "Partial"  # beginning of the ids of environments without velocities

@@ -61,7 +61,11 @@ def _bits(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, jnp.uint32)
 
 
-def _shaped(part: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def _shaped(
+    part: jax.Array,
+    shape: tuple[int, ...],
+    dtype: Any,
+) -> jax.Array:
     part = part.reshape(*part.shape[:-1], *shape)
     if part.dtype == dtype:
         return part

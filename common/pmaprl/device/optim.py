@@ -133,7 +133,12 @@ def adam_init(params: Any, hparams: Any) -> AdamState:
     )
 
 
-def adam_step(params: Any, grads: Any, state: AdamState, hparams: Any) -> tuple[Any, AdamState]:
+def adam_step(
+    params: Any,
+    grads: Any,
+    state: AdamState,
+    hparams: Any,
+) -> tuple[Any, AdamState]:
     """Take one step of `clipped_adam`, with the learning rate `hparams.learning_rate`.
 
     Args:
@@ -198,7 +203,11 @@ def all_finite(tree: Any) -> jax.Array:
     return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
-def adapt_learning_rate(state: AdamState, kl: jax.Array, hparams: Any) -> AdamState:
+def adapt_learning_rate(
+    state: AdamState,
+    kl: jax.Array,
+    hparams: Any,
+) -> AdamState:
     """Adapt the learning rate to how far an update moved the policy (--lr-schedule kl-adaptive).
 
     The rate is divided by 1.5 if `kl` is over twice `desired_kl`, and multiplied by 1.5 if it is
@@ -297,7 +306,11 @@ def update_if(
     return state, {name: OptionalMetric(x, due.astype(x.dtype)) for name, x in metrics.items()}
 
 
-def standardize(x: jax.Array, axis: Any = None, weight: jax.Array | None = None) -> jax.Array:
+def standardize(
+    x: jax.Array,
+    axis: Any = None,
+    weight: jax.Array | None = None,
+) -> jax.Array:
     """Shift and scale `x` to zero mean and unit variance over all devices.
 
     Args:
@@ -332,7 +345,11 @@ def weighted_mean(weight: jax.Array, x: jax.Array) -> jax.Array:
     return total / jnp.maximum(mean_weight, 1e-8)
 
 
-def value_metrics(value: jax.Array, target: jax.Array, advantage: jax.Array) -> Metrics:
+def value_metrics(
+    value: jax.Array,
+    target: jax.Array,
+    advantage: jax.Array,
+) -> Metrics:
     """Measure how well values predict their targets, and how far advantages spread.
 
     Args:
@@ -390,7 +407,11 @@ def hparams_of(
     return HParams(**vars(args) | (member_values or {}) | scheduled)
 
 
-def falling(args: Any, updates: jax.Array, fraction: float) -> jax.Array:
+def falling(
+    args: Any,
+    updates: jax.Array,
+    fraction: float,
+) -> jax.Array:
     """Linear decay [] from 1 to 0 over `fraction` of the run, after `updates` [] updates.
 
     It is 0 from the start if `fraction` is 0.
@@ -411,7 +432,11 @@ def epsilon_after(args: Any, updates: int | jax.Array) -> jax.Array:
     return args.epsilon_end + (args.epsilon_start - args.epsilon_end) * jnp.float32(left)
 
 
-def apply_schedules(args: Any, run: Any, learner: Any) -> tuple[HParams, dict[str, jax.Array]]:
+def apply_schedules(
+    args: Any,
+    run: Any,
+    learner: Any,
+) -> tuple[HParams, dict[str, jax.Array]]:
     """Hyperparameters of one agent for the next update.
 
     Args:

@@ -50,7 +50,11 @@ class Outcome(NamedTuple):
         )
 
 
-def _together(older: Outcome, newer: Outcome, name: str) -> np.ndarray:
+def _together(
+    older: Outcome,
+    newer: Outcome,
+    name: str,
+) -> np.ndarray:
     """Combine both numbers of a metric, of which one may have no reports."""
     old = older.metrics[name]
     new = newer.metrics[name]
@@ -74,7 +78,12 @@ class Columns(struct.PyTreeNode):
     """For each vector, the field of `Outcome` that its numbers belong to, and their names."""
 
     @classmethod
-    def of(cls, field: str, vectors: dict[str, jax.Array], layout: Layout) -> "Columns":
+    def of(
+        cls,
+        field: str,
+        vectors: dict[str, jax.Array],
+        layout: Layout,
+    ) -> "Columns":
         """Take the vectors of a stacked `MetricSums`, for a field of `Outcome`.
 
         Everything that is no int32 becomes float32.

@@ -134,7 +134,10 @@ class Replay(struct.PyTreeNode):
         return jnp.maximum(self.filled - num_steps + 1, 0)
 
     def _places(
-        self, keys: jax.Array, per_group: int, counts: jax.Array
+        self,
+        keys: jax.Array,
+        per_group: int,
+        counts: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
         """Draw rings and places in them, uniformly among the first `counts` [N] of each ring.
 
@@ -154,7 +157,11 @@ class Replay(struct.PyTreeNode):
         return ring.ravel(), slot.ravel()
 
 
-def new_replay(example: Any, num_envs: int, capacity: int) -> Replay:
+def new_replay(
+    example: Any,
+    num_envs: int,
+    capacity: int,
+) -> Replay:
     """Make an empty buffer of `num_envs` rings, with `capacity` slots each.
 
     `example` is one transition.
@@ -181,7 +188,11 @@ def describe_replay(args: Any, state: Any) -> dict[str, str]:
     return {"replay": note}
 
 
-def example_transition(args: Any, env: EnvSpec, versions: bool = False) -> Transition:
+def example_transition(
+    args: Any,
+    env: EnvSpec,
+    versions: bool = False,
+) -> Transition:
     """Make a transition of zeros, which says what the replay buffer has to hold.
 
     With `versions` it has the version of a policy too.
@@ -201,7 +212,11 @@ def example_transition(args: Any, env: EnvSpec, versions: bool = False) -> Trans
 
 
 @jax.custom_batching.custom_vmap
-def _write(rings: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
+def _write(
+    rings: jax.Array,
+    new: jax.Array,
+    slot: jax.Array,
+) -> jax.Array:
     """Write `new` [N, ...] at `slot` of `rings` [N, K, ...]."""
     return jax.lax.dynamic_update_slice_in_dim(rings, new[:, None], slot, axis=1)
 

@@ -142,7 +142,11 @@ def reset_mid_episode(env: Env, keys: jax.Array) -> tuple[Any, Any]:
     return jax.lax.fori_loop(0, num_steps, walk, jax.vmap(env.reset)(reset_keys))
 
 
-def new_starts(env: Env, key: jax.Array, count: int) -> ResetPool | None:
+def new_starts(
+    env: Env,
+    key: jax.Array,
+    count: int,
+) -> ResetPool | None:
     """Make `count` beginnings of episodes, the same on every device; None if `count` is 0.
 
     Each device makes an equal share of them.
@@ -217,13 +221,21 @@ def split_keys(keys: jax.Array, num: int) -> tuple[jax.Array, ...]:
     return tuple(split[:, i].reshape(keys.shape) for i in range(num))
 
 
-def rollout_keys(key: jax.Array, num_steps: int, num_envs: int) -> jax.Array:
+def rollout_keys(
+    key: jax.Array,
+    num_steps: int,
+    num_envs: int,
+) -> jax.Array:
     """Derive a key for every step and each of this device's environments, [T, N]."""
     step_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_steps))
     return jax.vmap(keys_of, (0, None))(step_keys, num_envs)
 
 
-def action_noise(key: jax.Array, space: Space, batch: tuple[int, ...] = ()) -> Any:
+def action_noise(
+    key: jax.Array,
+    space: Space,
+    batch: tuple[int, ...] = (),
+) -> Any:
     """Draw the noise [*batch, ...] that `Distribution.sample` needs.
 
     It is standard normal for a Box, and uniform for each component of other actions.
@@ -321,7 +333,11 @@ def side_by_side(tree: Any) -> Any:
     return jax.tree.map(lambda x: x.reshape(len(x), -1, *x.shape[3:]), tree)
 
 
-def random_order(key: jax.Array, label_key: jax.Array, size: int) -> jax.Array:
+def random_order(
+    key: jax.Array,
+    label_key: jax.Array,
+    size: int,
+) -> jax.Array:
     """Permute the numbers below `size`, [size].
 
     This sorts single numbers, four times faster than `argsort`: random bits, and in the low bits a

@@ -171,7 +171,11 @@ def _merged(same: tuple[Any, Any], actors: Any) -> TrainState:
 
     learner, run = jax.tree.map(lambda x: x[0], same)
     actors = jax.tree.map(merged, actors, is_leaf=lambda x: isinstance(x, list))
-    return TrainState(learner=learner, actors=actors, run=run)
+    return TrainState(
+        learner=learner,
+        actors=actors,
+        run=run,
+    )
 
 
 def host_like(shapes: Any) -> Any:
@@ -196,7 +200,7 @@ def host_like(shapes: Any) -> Any:
 
 
 def _merged_shape(shape: tuple[int, ...], processes: int = 1) -> tuple[int, ...]:
-    """Shape [S, N, ...] of merged arrays [D, S, N / D, ...]; each process has an equal part of N."""
+    """Shape [S, N, ...] of merged arrays [D, S, N / D, ...]; processes have equal parts of N."""
     devices, seeds, local, *more = shape
     total = devices * local
     return seeds, total // processes, *more
@@ -286,7 +290,11 @@ def _is_key(x: Any) -> bool:
 MEMBERS = "members"  # name of the axis S, along which agents exchange
 
 
-def arrays_of(members: Members, num_devices: int, sharding: str = "pmap") -> Members:
+def arrays_of(
+    members: Members,
+    num_devices: int,
+    sharding: str = "pmap",
+) -> Members:
     """Seeds and values of the agents, as the program `init` takes them.
 
     Returns:
@@ -314,7 +322,8 @@ def over_seeds(function: Callable, tree: Any) -> Any:
 def same_for_all_seeds(x: jax.Array) -> jax.Array:
     """Keep `x`, which is equal for all seeds, as one value under `over_seeds` too.
 
-    A loop's length or a slice's start that differs by seed would turn into masks, scatters and copies.
+    A loop's length or a slice's start that differs by seed would turn into masks, scatters and
+    copies.
     """
     return x
 

@@ -45,7 +45,11 @@ def _last(x: jax.Array, where: jax.Array | None) -> jax.Array:
 _max = partial(jnp.max, initial=-jnp.inf)
 _min = partial(jnp.min, initial=jnp.inf)
 REDUCTIONS = {
-    "sum": Reduction(over_devices=jax.lax.psum, over_steps=jnp.sum, tallied=jnp.sum),
+    "sum": Reduction(
+        over_devices=jax.lax.psum,
+        over_steps=jnp.sum,
+        tallied=jnp.sum,
+    ),
     "max": Reduction(
         over_devices=jax.lax.pmax,
         over_steps=_max,
@@ -59,9 +63,16 @@ REDUCTIONS = {
         newer=lambda numpy, old, new: numpy.minimum(old, new),
     ),
     "last": Reduction(
-        over_devices=None, over_steps=_last, tallied=jnp.sum, newer=lambda numpy, old, new: new
+        over_devices=None,
+        over_steps=_last,
+        tallied=jnp.sum,
+        newer=lambda numpy, old, new: new,
     ),
-    "mean": Reduction(over_devices=None, over_steps=jnp.mean, tallied=jnp.sum),
+    "mean": Reduction(
+        over_devices=None,
+        over_steps=jnp.mean,
+        tallied=jnp.sum,
+    ),
 }
 
 
@@ -178,44 +189,46 @@ class MetricSums(struct.PyTreeNode):
         )
 
     def stacked(self) -> tuple["MetricSums", "Layout"]:
-        """Put metrics [] of one kind into one vector, so that adding them up is one operation; also
-        which ones.
+        """Stack metrics [] of one kind into one vector, so that adding them up is one operation.
+
+        Returns:
+            The vectors, and the names of the metrics in each.
         """
-        names: Layout = {}
+        layout: Layout = {}
         for name, x in self.value.items():
-            names.setdefault(f"{x.dtype}_{self.count[name].dtype}_{reduction_of(name)}", []).append(
-                name
-            )
-        value = {
-            key: jnp.stack([self.value[name] for name in group]) for key, group in names.items()
-        }
-        count = {
-            key: jnp.stack([self.count[name] for name in group]) for key, group in names.items()
-        }
-        return MetricSums(value, count), names
+            key = f"{x.dtype}_{self.count[name].dtype}_{reduction_of(name)}"
+            layout.setdefault(key, []).append(name)
+        value = {}
+        count = {}
+        for key, names in layout.items():
+            value[key] = jnp.stack([self.value[name] for name in names])
+        for key, names in layout.items():
+            count[key] = jnp.stack([self.count[name] for name in names])
+        return MetricSums(value=value, count=count), layout
 
     def __add__(self, newer: "MetricSums") -> "MetricSums":
         value = {name: self._with(newer, name) for name in self.value}
-        return MetricSums(
-            value, {name: count + newer.count[name] for name, count in self.count.items()}
-        )
+        count = {name: count + newer.count[name] for name, count in self.count.items()}
+        return MetricSums(value=value, count=count)
 
     def __or__(self, other: "MetricSums") -> "MetricSums":
-        """The metrics of both."""
-        return MetricSums(self.value | other.value, self.count | other.count)
+        """Join the metrics of both."""
+        return MetricSums(value=self.value | other.value, count=self.count | other.count)
 
     @np.errstate(invalid="ignore")  # NumPy's 0 / 0
     def metrics(self) -> Metrics:
-        """What they come to; NaN for what was never reported."""
-        return {
-            name: x / self.count[name]
-            if reduction_of(name) == "mean"
-            else _numpy(x).where(self.count[name] > 0, x, jnp.nan)
-            for name, x in self.value.items()
-        }
+        """Divide the sums: the numbers of all metrics; NaN for one that was never reported."""
+        metrics = {}
+        for name, x in self.value.items():
+            count = self.count[name]
+            if reduction_of(name) == "mean":
+                metrics[name] = x / count
+            else:
+                metrics[name] = _numpy(x).where(count > 0, x, jnp.nan)
+        return metrics
 
     def _with(self, newer: "MetricSums", name: str) -> jax.Array:
-        """The value of both reports of a metric."""
+        """Combine the values of both reports of a metric."""
         old = self.value[name]
         new = newer.value[name]
         both = REDUCTIONS[reduction_of(name)].newer
@@ -336,7 +349,11 @@ def _newest(done: jax.Array, finished: Episodes) -> tuple[jax.Array, Episodes]:
     return jnp.where(jnp.arange(len(index)) < jnp.sum(done), place, -1), finished
 
 
-def _push(recent: RecentEpisodes, place: jax.Array, finished: Episodes) -> RecentEpisodes:
+def _push(
+    recent: RecentEpisodes,
+    place: jax.Array,
+    finished: Episodes,
+) -> RecentEpisodes:
     """Add those of the `finished` episodes [D * J] that have the largest places."""
     # Counting is cheaper than sorting: the rank of an episode is the number of newer ones
     rank = jnp.sum(place[None, :] > place[:, None], axis=1)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from pmaprl.cli.errors import UsageError, shortened
 from pmaprl.envs import spaces
@@ -29,8 +30,8 @@ class PolicyInput(NamedTuple):
     """
 
     obs: Any
-    first: jax.Array
-    reward: jax.Array
+    first: Array
+    reward: Array
 
 
 def with_memory(algorithm: Any) -> Any:
@@ -74,7 +75,7 @@ class Player(NamedTuple):
         def act(
             seen: PolicyInput,
             memory: Any,
-            keys: jax.Array,
+            keys: Array,
         ) -> tuple[Any, Any]:
             return algorithm.act(learner, seen, memory)
 
@@ -94,7 +95,7 @@ class Player(NamedTuple):
         def act(
             seen: PolicyInput,
             memory: Any,
-            keys: jax.Array,
+            keys: Array,
         ) -> tuple[Any, Any]:
             return policy(seen.obs), memory
 
@@ -191,7 +192,7 @@ class Policy:
         first: Any = None,
         *,
         reward: Any = None,
-        key: jax.Array | None = None,
+        key: Array | None = None,
     ) -> Any:
         """Compute actions for raw observations.
 
@@ -212,7 +213,7 @@ class Policy:
         Raises:
             UsageError: an argument is missing or does not fit.
         """
-        if key is not None and not (isinstance(key, jax.Array) and _is_key(key)):
+        if key is not None and not (isinstance(key, Array) and _is_key(key)):
             raise UsageError(
                 "key must be one of jax.random.key(SEED), or None for the best known action"
             )
@@ -222,7 +223,7 @@ class Policy:
         carried = self._carried(memory, batch)
         actions, after = self._jitted(self._learner, seen, carried, key)
         actions = jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), actions)
-        ours = any(isinstance(x, jax.Array) for x in jax.tree.leaves(obs))
+        ours = any(isinstance(x, Array) for x in jax.tree.leaves(obs))
         if not (ours or isinstance(jax.tree.leaves(actions)[0], jax.core.Tracer)):
             actions = jax.tree.map(lambda x: np.array(x)[()], actions)
         if memory is None:
@@ -248,7 +249,7 @@ class Policy:
             raise UsageError("an observation is a masked array, which leaves numbers out: fill it")
         try:
             arrays = spaces.map_leaves(
-                lambda _, x: x if isinstance(x, jax.Array) else np.asarray(x), space, obs
+                lambda _, x: x if isinstance(x, Array) else np.asarray(x), space, obs
             )
             shown = env.with_channels_last(arrays)
             named = list(spaces.leaves(space, env.obs_like, env.given_like, shown))
@@ -373,7 +374,7 @@ class Policy:
         )
 
 
-def _is_key(key: jax.Array) -> bool:
+def _is_key(key: Array) -> bool:
     """True for one random key, typed or as two words of bits."""
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return key.shape == ()
@@ -385,13 +386,13 @@ def _of_batch(
     x: Any,
     kind: Any,
     batch: tuple[int, ...],
-) -> jax.Array:
+) -> Array:
     """Check values for each observation of a batch, and convert them.
 
     Raises:
         UsageError: there is not one value for each, or it is not a number.
     """
-    array = x if isinstance(x, jax.Array) else np.asarray(x)
+    array = x if isinstance(x, Array) else np.asarray(x)
     if not is_numeric(array.dtype) or array.shape not in ((), batch):
         wanted = "true or false" if kind is bool else "a number"
         raise UsageError(
@@ -426,4 +427,4 @@ def _in_type(
         typed = cast(np.asarray(x), dtype)
     except OverflowError as error:
         raise UsageError(f"an observation of {what} has {error}") from None
-    return jnp.asarray(typed) if isinstance(x, jax.Array) else typed
+    return jnp.asarray(typed) if isinstance(x, Array) else typed

@@ -23,9 +23,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-Results = tuple[list[Any], jax.Array]
+Results = tuple[list[Any], Array]
 """Results of an operation, and the flag after it."""
 
 
@@ -59,7 +60,7 @@ def in_one_order(
 def _run(
     program: ClosedJaxpr,
     inputs: list[Any],
-    never: jax.Array,
+    never: Array,
 ) -> Results:
     """Run a traced `program`, its first collective behind those that `never` comes from."""
     if not _communicates(program.jaxpr):
@@ -81,7 +82,7 @@ def _run(
 def _step(
     operation: JaxprEqn,
     operands: list[Any],
-    never: jax.Array,
+    never: Array,
 ) -> Results:
     """Run one operation, which may be a loop or a branch with collectives inside."""
     if _is_collective(operation):
@@ -98,7 +99,7 @@ def _step(
 def _collective(
     operation: JaxprEqn,
     operands: list[Any],
-    never: jax.Array,
+    never: Array,
 ) -> Results:
     """Exchange `operands` one by one, each behind the one before it."""
     if len(operands) > 1:
@@ -123,7 +124,7 @@ def _collective(
 def _scan(
     params: dict[str, Any],
     operands: list[Any],
-    never: jax.Array,
+    never: Array,
 ) -> Results:
     program = params["jaxpr"]
     constants, carry, inputs = _operands_of_scan(params, operands)
@@ -161,7 +162,7 @@ def _operands_of_scan(
 def _while(
     params: dict[str, Any],
     operands: list[Any],
-    never: jax.Array,
+    never: Array,
 ) -> Results:
     test_program = params["cond_jaxpr"]
     step_program = params["body_jaxpr"]
@@ -171,11 +172,11 @@ def _while(
     of_step = operands[start:end]
     carry = operands[end:]
 
-    def test(never: jax.Array, carry: list) -> tuple[jax.Array, jax.Array]:
+    def test(never: Array, carry: list) -> tuple[Array, Array]:
         (goes_on,), never = _run(test_program, [*of_test, *carry], never)
         return goes_on, never
 
-    def step(never: jax.Array, carry: list) -> tuple[jax.Array, list]:
+    def step(never: Array, carry: list) -> tuple[Array, list]:
         carry, never = _run(step_program, [*of_step, *carry], never)
         return never, carry
 
@@ -202,7 +203,7 @@ def _while(
 def _cond(
     params: dict[str, Any],
     operands: list[Any],
-    never: jax.Array,
+    never: Array,
 ) -> Results:
     index, *operands = operands
     branches = [partial(_run, branch) for branch in params["branches"]]

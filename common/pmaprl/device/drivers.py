@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from pmaprl.device.agents import PolicyInput, at_start, with_memory
 from pmaprl.device.interface import (
@@ -81,7 +82,7 @@ def on_policy(
     explore = recurrent.explore
     new_memory = recurrent.training_memory or recurrent.initial_memory
 
-    def init(seed: jax.Array, member_values: dict[str, jax.Array] | None = None) -> TrainState:
+    def init(seed: Array, member_values: dict[str, Array] | None = None) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
         learner = algorithm.init(params_key, hparams_of(args, member_values))
@@ -145,7 +146,7 @@ def on_policy(
         learner: Any,
         actors: Actors,
         run: RunState,
-        key: jax.Array,
+        key: Array,
     ) -> tuple[Actors, Rollout, Step]:
         """Step all environments `num_steps` times with the current policy.
 
@@ -163,7 +164,7 @@ def on_policy(
         own = None
         other = sample_opponent(args, run, learner, other_key)
 
-        def reply(key: jax.Array, obs: Any) -> jax.Array:
+        def reply(key: Array, obs: Any) -> Array:
             row = jax.tree.map(lambda x: x[None], obs)
             return algorithm.act(other, row, key)[0]
 
@@ -250,12 +251,12 @@ def off_policy(
     """
     groups = args.num_envs // args.block
 
-    def keys_of_groups(key: jax.Array) -> jax.Array:
+    def keys_of_groups(key: Array) -> Array:
         return keys_of(key, groups // jax.lax.axis_size(AXIS))
 
     learn = replay_learner(algorithm, args, keys_of_groups, args.batch_size // groups)
 
-    def init(seed: jax.Array, member_values: dict[str, jax.Array] | None = None) -> TrainState:
+    def init(seed: Array, member_values: dict[str, Array] | None = None) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
         own_env = member_env(env, member_values)
@@ -325,7 +326,7 @@ def off_policy(
         learner: Any,
         actors: Actors,
         run: RunState,
-        key: jax.Array,
+        key: Array,
     ) -> tuple[Actors, Step, Transition]:
         """Step every environment once: at random until --learning-starts, then with the policy.
 
@@ -357,7 +358,7 @@ def off_policy(
         seen = actors.seen._replace(obs=out.obs, first=out.terminated | out.truncated)
         return actors.replace(env_state=out.state, seen=seen), out, transition
 
-    def snapshot_metrics(state: TrainState) -> dict[str, jax.Array]:
+    def snapshot_metrics(state: TrainState) -> dict[str, Array]:
         replay = state.actors.replay
         run = state.run
         learned_from = run.updates * args.num_envs - args.learning_starts
@@ -430,7 +431,7 @@ def with_returns(
     gamma: Any,
     actors: Actors,
     new: Transition,
-    done: jax.Array,
+    done: Array,
 ) -> tuple[Actors, Transition]:
     """Add the discounted returns of episodes so far to new transitions.
 
@@ -456,10 +457,10 @@ def with_returns(
 
 
 def random_actions(
-    keys: jax.Array,
+    keys: Array,
     obs: Any,
     env: Env | EnvSpec,
-) -> jax.Array:
+) -> Array:
     """Draw uniformly random legal actions [N, ...], as the buffer keeps them, by keys [N]."""
     draw = jax.vmap(partial(uniform_action, space=env.action_space))
     return draw(keys, legal=legal_actions(obs))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from pmaprl.device.agents import Player, PolicyInput, at_start
 from pmaprl.device.rollout import keys_of, step_envs
@@ -16,7 +17,7 @@ from pmaprl.envs.ranges import OUTSIDE, in_space
 SEED = 20_250_101  # the same episodes for every run, seed and evaluation
 
 
-def episode_keys(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def episode_keys(key: Array) -> tuple[Array, Array, Array]:
     """Split the key of an episode into those of its reset, of its steps and of its actions.
 
     Step number t folds t into the latter two. `fold_in(key, t)` itself would be a key that the
@@ -30,7 +31,7 @@ def run_episodes(
     env: Env,
     player: Player | Callable,
     num_episodes: int,
-    seed: int | jax.Array = SEED,
+    seed: int | Array = SEED,
 ) -> Episodes:
     """Play this device's `num_episodes` episodes.
 
@@ -42,7 +43,7 @@ def run_episodes(
 def play_episodes(
     env: Env,
     player: Player | Callable,
-    keys: jax.Array,
+    keys: Array,
 ) -> Episodes:
     """Play one episode from each key, of at most `env.max_steps` steps.
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import Array
 
 from pmaprl.device.agents import PolicyInput
 from pmaprl.device.devices import size_of
@@ -115,10 +116,10 @@ class UpdateContext(NamedTuple):
     """
 
     hparams: HParams
-    updates: jax.Array
-    key: jax.Array | None = None
+    updates: Array
+    key: Array | None = None
     minibatches: Callable | None = None
-    keys: tuple[jax.Array, jax.Array] = ()
+    keys: tuple[Array, Array] = ()
 
 
 class Rollout(NamedTuple):
@@ -140,17 +141,17 @@ class Rollout(NamedTuple):
     """
 
     seen: PolicyInput
-    action: jax.Array
+    action: Array
     extras: Any
-    reward: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
+    reward: Array
+    terminated: Array
+    truncated: Array
     final_obs: Any
     last: PolicyInput
     memory: Any
-    own: jax.Array | None = None
-    valid: jax.Array | None = None
-    version: jax.Array | None = None
+    own: Array | None = None
+    valid: Array | None = None
+    version: Array | None = None
 
     @property
     def obs(self) -> Any:
@@ -163,18 +164,18 @@ class Rollout(NamedTuple):
         if self.final_obs is not None:
             return self.final_obs
 
-        def shifted(x: jax.Array, last: jax.Array) -> jax.Array:
+        def shifted(x: Array, last: Array) -> Array:
             return jnp.concatenate([x[1:], last[None]])
 
         return jax.tree.map(shifted, self.obs, self.last.obs)
 
     def next_values(
         self,
-        value: jax.Array,
+        value: Array,
         value_of: Callable,
         last: Any = None,
         final: Any = None,
-    ) -> jax.Array:
+    ) -> Array:
         """Values of the true next observations, for the bootstrap of returns.
 
         The values of final observations are computed N at a time, and not at all while no time
@@ -228,14 +229,14 @@ class Transition(NamedTuple):
     """
 
     obs: Any
-    action: jax.Array
-    reward: jax.Array
-    terminated: jax.Array
+    action: Array
+    reward: Array
+    terminated: Array
     next_obs: Any
-    version: jax.Array | None = None
-    first: jax.Array | None = None
-    discount: jax.Array | None = None
-    discounted: jax.Array | None = None
+    version: Array | None = None
+    first: Array | None = None
+    discount: Array | None = None
+    discounted: Array | None = None
 
 
 class Actors(struct.PyTreeNode):
@@ -252,10 +253,10 @@ class Actors(struct.PyTreeNode):
 class RunState(struct.PyTreeNode):
     """The driver's own state of one agent, the same on every device."""
 
-    key: jax.Array  # root of all randomness; never advanced, only folded
-    updates: jax.Array  # [] updates done
-    member_values: dict[str, jax.Array]  # [] values of the flags that differ between members
+    key: Array  # root of all randomness; never advanced, only folded
+    updates: Array  # [] updates done
+    member_values: dict[str, Array]  # [] values of the flags that differ between members
     recent: RecentEpisodes | None = None  # None if actors count episodes
     opponent_pool: Any = ()  # [P, ...] past policies, with --opponent self
-    gradient_updates: jax.Array | None = None  # [] gradient updates of an `OffPolicy` algorithm
-    env_steps: jax.Array | None = None  # [] steps that actors on the host have stored
+    gradient_updates: Array | None = None  # [] gradient updates of an `OffPolicy` algorithm
+    env_steps: Array | None = None  # [] steps that actors on the host have stored

@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax import Array
 
 
 class Packed(struct.PyTreeNode):
     """The small arrays of a tree concatenated into one vector, and the large ones as they are."""
 
-    vector: jax.Array  # [..., V] floats if all arrays are, else bits; first the axes of loops
-    others: tuple[jax.Array, ...]
+    vector: Array  # [..., V] floats if all arrays are, else bits; first the axes of loops
+    others: tuple[Array, ...]
     # Structure of the tree, and for each array its shape and type, or None if it is in `others`
     layout: Any = struct.field(pytree_node=False)
 
@@ -55,17 +56,17 @@ class Packed(struct.PyTreeNode):
         return jax.tree.unflatten(structure, arrays)
 
 
-def _bits(x: jax.Array) -> jax.Array:
+def _bits(x: Array) -> Array:
     if x.dtype == bool:
         return x.astype(jnp.uint32)
     return jax.lax.bitcast_convert_type(x, jnp.uint32)
 
 
 def _shaped(
-    part: jax.Array,
+    part: Array,
     shape: tuple[int, ...],
     dtype: Any,
-) -> jax.Array:
+) -> Array:
     part = part.reshape(*part.shape[:-1], *shape)
     if part.dtype == dtype:
         return part
@@ -108,7 +109,7 @@ def zeros_of(function: Callable, *args: Any) -> Any:
 def repeat(
     step: Callable,
     state: Any,
-    count: jax.Array,
+    count: Array,
     add: Callable = operator.add,
 ) -> tuple[Any, Any]:
     """Run `step` on a state `count` times, and add up what each step returns beside it.

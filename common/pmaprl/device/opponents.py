@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from pmaprl.device.agents import acting_part, with_acting_part
 from pmaprl.device.interface import RunState
@@ -55,7 +56,7 @@ def sample_opponent(
     args: Any,
     run: RunState,
     learner: Any,
-    key: jax.Array,
+    key: Array,
 ) -> Any:
     """Draw the opponent or teammate of this update.
 
@@ -73,7 +74,7 @@ def sample_opponent(
     return with_acting_part(learner, part)
 
 
-def of_other_member(key: jax.Array, own: Any) -> Any:
+def of_other_member(key: Array, own: Any) -> Any:
     """Take the value of another member, inside `over_seeds`.
 
     Members are paired by one random cyclic shift, drawn by the `key` of the first member. So nobody
@@ -93,7 +94,7 @@ def of_other_member(key: jax.Array, own: Any) -> Any:
     return jax.tree.map(lambda x: jax.lax.all_gather(x, MEMBERS)[other], own)
 
 
-def draw_own_components(keys: jax.Array, agents: tuple[int, ...]) -> jax.Array:
+def draw_own_components(keys: Array, agents: tuple[int, ...]) -> Array:
     """Draw the components of actions that a member chooses itself in a team.
 
     They are those of half of the agents, rounded up, drawn anew for each environment.

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from pmaprl.device.interface import HParams
@@ -21,7 +22,7 @@ class AdamState(struct.PyTreeNode):
     """State of an optimizer with a learning rate of its own."""
 
     moments: optax.OptState
-    learning_rate: jax.Array  # [] changes under --lr-schedule kl-adaptive only
+    learning_rate: Array  # [] changes under --lr-schedule kl-adaptive only
 
 
 def mean_gradients(loss: Callable) -> Callable[..., tuple[Any, Metrics]]:
@@ -49,7 +50,7 @@ def gradient_step(
     optimizer: optax.GradientTransformation,
     state: optax.OptState,
     weight_norm: bool = False,
-) -> tuple[Any, optax.OptState, Metrics, jax.Array]:
+) -> tuple[Any, optax.OptState, Metrics, Array]:
     """Take one optimizer step, with the gradient over the samples of all devices.
 
     Args:
@@ -172,7 +173,7 @@ def mean_each(samples: Metrics) -> Metrics:
     return dict(zip(samples, mean, strict=True))
 
 
-def gather_samples(samples: Any, indices: jax.Array) -> Any:
+def gather_samples(samples: Any, indices: Array) -> Any:
     """Select samples by their indices.
 
     Args:
@@ -185,7 +186,7 @@ def gather_samples(samples: Any, indices: jax.Array) -> Any:
     return jax.tree.map(lambda x: jnp.take(x, indices, axis=0, mode="clip"), samples)
 
 
-def flat(tree: Any) -> jax.Array:
+def flat(tree: Any) -> Array:
     """Concatenate all numbers of a tree into one vector.
 
     An operation on the vector is one kernel, not one for each array.
@@ -193,19 +194,19 @@ def flat(tree: Any) -> jax.Array:
     return ravel_pytree(tree)[0]
 
 
-def global_norm(tree: Any) -> jax.Array:
+def global_norm(tree: Any) -> Array:
     """Euclidean norm [] of all numbers of a tree."""
     return optax.tree.norm(flat(tree))
 
 
-def all_finite(tree: Any) -> jax.Array:
+def all_finite(tree: Any) -> Array:
     """True [] if all numbers of a tree are finite."""
     return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
 def adapt_learning_rate(
     state: AdamState,
-    kl: jax.Array,
+    kl: Array,
     hparams: Any,
 ) -> AdamState:
     """Adapt the learning rate to how far an update moved the policy (--lr-schedule kl-adaptive).
@@ -230,7 +231,7 @@ def adapt_learning_rate(
     return state.replace(learning_rate=learning_rate)
 
 
-def inf_if_zero(limit: float | jax.Array) -> float | jax.Array:
+def inf_if_zero(limit: float | Array) -> float | Array:
     """Turn a limit of 0, which means no limit, into infinity; numbers stay numbers."""
     if isinstance(limit, float):
         return limit or jnp.inf
@@ -241,7 +242,7 @@ def run_epochs(
     step: Callable,
     start: Any,
     inputs: Any,
-    target_kl: float | jax.Array = 0.0,
+    target_kl: float | Array = 0.0,
 ) -> tuple[Any, Metrics]:
     """Run `step` over the minibatches of all epochs.
 
@@ -287,7 +288,7 @@ def run_epochs(
 
 
 def update_if(
-    due: jax.Array,
+    due: Array,
     step: Callable[[Any], tuple[Any, Metrics]],
     state: Any,
 ) -> tuple[Any, dict[str, OptionalMetric]]:
@@ -307,10 +308,10 @@ def update_if(
 
 
 def standardize(
-    x: jax.Array,
+    x: Array,
     axis: Any = None,
-    weight: jax.Array | None = None,
-) -> jax.Array:
+    weight: Array | None = None,
+) -> Array:
     """Shift and scale `x` to zero mean and unit variance over all devices.
 
     Args:
@@ -330,7 +331,7 @@ def standardize(
     return centred / (jnp.sqrt(variance) + 1e-8)
 
 
-def weighted_mean(weight: jax.Array, x: jax.Array) -> jax.Array:
+def weighted_mean(weight: Array, x: Array) -> Array:
     """Weighted mean of this device, scaled so that the mean over devices is the mean over all.
 
     Args:
@@ -346,9 +347,9 @@ def weighted_mean(weight: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def value_metrics(
-    value: jax.Array,
-    target: jax.Array,
-    advantage: jax.Array,
+    value: Array,
+    target: Array,
+    advantage: Array,
 ) -> Metrics:
     """Measure how well values predict their targets, and how far advantages spread.
 
@@ -372,7 +373,7 @@ def value_metrics(
     }
 
 
-def noise_like(keys: jax.Array, x: jax.Array) -> jax.Array:
+def noise_like(keys: Array, x: Array) -> Array:
     """Draw standard normal noise, which does not depend on the number of devices.
 
     Args:
@@ -389,8 +390,8 @@ def noise_like(keys: jax.Array, x: jax.Array) -> jax.Array:
 
 def hparams_of(
     args: Any,
-    member_values: dict[str, jax.Array] | None = None,
-    **scheduled: jax.Array,
+    member_values: dict[str, Array] | None = None,
+    **scheduled: Array,
 ) -> HParams:
     """Hyperparameters of one agent.
 
@@ -409,9 +410,9 @@ def hparams_of(
 
 def falling(
     args: Any,
-    updates: jax.Array,
+    updates: Array,
     fraction: float,
-) -> jax.Array:
+) -> Array:
     """Linear decay [] from 1 to 0 over `fraction` of the run, after `updates` [] updates.
 
     It is 0 from the start if `fraction` is 0.
@@ -420,7 +421,7 @@ def falling(
     return jnp.maximum(1.0 - updates / num_updates, 0.0) * (fraction > 0)
 
 
-def epsilon_after(args: Any, updates: int | jax.Array) -> jax.Array:
+def epsilon_after(args: Any, updates: int | Array) -> Array:
     """Probability [] of a random action after `updates` [] updates.
 
     Args:
@@ -436,7 +437,7 @@ def apply_schedules(
     args: Any,
     run: Any,
     learner: Any,
-) -> tuple[HParams, dict[str, jax.Array]]:
+) -> tuple[HParams, dict[str, Array]]:
     """Hyperparameters of one agent for the next update.
 
     Args:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax import Array
 
 from pmaprl.device.statistics import REDUCTIONS, Layout, Metrics, reduction_of
 
@@ -73,7 +74,7 @@ def _together(
 class Columns(struct.PyTreeNode):
     """The numbers of an `Outcome` on the devices, a vector for each kind of them."""
 
-    vectors: tuple[jax.Array, ...]  # 32-bit numbers [V] each, behind the axis of agents
+    vectors: tuple[Array, ...]  # 32-bit numbers [V] each, behind the axis of agents
     names: tuple[tuple[str, tuple[str, ...]], ...] = struct.field(pytree_node=False)
     """For each vector, the field of `Outcome` that its numbers belong to, and their names."""
 
@@ -81,7 +82,7 @@ class Columns(struct.PyTreeNode):
     def of(
         cls,
         field: str,
-        vectors: dict[str, jax.Array],
+        vectors: dict[str, Array],
         layout: Layout,
     ) -> "Columns":
         """Take the vectors of a stacked `MetricSums`, for a field of `Outcome`.
@@ -118,7 +119,7 @@ class Columns(struct.PyTreeNode):
 class PackedOutcome(struct.PyTreeNode):
     """The numbers of an `Outcome` in one array, since the host pays for every array it fetches."""
 
-    numbers: jax.Array  # [S, V] bits of 32-bit numbers
+    numbers: Array  # [S, V] bits of 32-bit numbers
     kinds: tuple[tuple[str, tuple[str, ...], str], ...] = struct.field(pytree_node=False)
     """Field, names and type of numbers that stand together."""
 

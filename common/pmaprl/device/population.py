@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from pmaprl.cli.files import write_json
 from pmaprl.cli.population_flags import PbtArgs, Rules
@@ -32,7 +33,7 @@ OBJECTIVE = "pbt/objective"  # metric by which members are sorted; -inf without 
 
 def evolve(
     args: PbtArgs,
-    before: jax.Array,
+    before: Array,
     state: Any,
     limits: Mapping[str, tuple[float, float]] | None = None,
 ) -> tuple[Any, Metrics]:
@@ -125,7 +126,7 @@ def objective_of(
     learner: Any,
     run: Any,
     window: int,
-) -> jax.Array:
+) -> Array:
     """Mean return [S] of the last `window` episodes.
 
     It is -inf without episodes, or if the weights are not finite.
@@ -138,17 +139,17 @@ def objective_of(
     return jnp.where(is_sound, ret, -jnp.inf)
 
 
-def diverged_members(learner: Any) -> jax.Array:
+def diverged_members(learner: Any) -> Array:
     """True [S] for members whose weights are not finite."""
     return ~jax.vmap(all_finite)(learner.params)
 
 
 def copy_best(
-    key: jax.Array,
-    objective: jax.Array,
-    broken: jax.Array,
+    key: Array,
+    objective: Array,
+    broken: Array,
     rules: Rules,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
     """Choose the member whose weights each member takes over.
 
     A member whose weights have had no episode yet is left alone, unless they are broken.
@@ -181,12 +182,12 @@ def copy_best(
 
 
 def explore(
-    key: jax.Array,
-    member_values: dict[str, jax.Array],
+    key: Array,
+    member_values: dict[str, Array],
     given: dict[str, float],
-    fixed: jax.Array,
+    fixed: Array,
     rules: Rules,
-) -> dict[str, jax.Array]:
+) -> dict[str, Array]:
     """Perturb hyperparameters at random.
 
     Args:
@@ -277,7 +278,7 @@ def play_all(
     """
     broken = np.asarray(diverged_members(learners))
 
-    def score(us: tuple, them: tuple) -> jax.Array:
+    def score(us: tuple, them: tuple) -> Array:
         """Mean score [] of `us` against `them`, with random seats and sampled actions."""
         our_id, our_learner = us
         their_id, their_learner = them
@@ -290,8 +291,8 @@ def play_all(
         return jnp.mean((1 + jnp.sign(episodes.ret)) / 2)
 
     @jax.jit
-    def all_scores(members: tuple) -> jax.Array:
-        def scores_of(us: tuple) -> jax.Array:
+    def all_scores(members: tuple) -> Array:
+        def scores_of(us: tuple) -> Array:
             return jax.vmap(partial(score, us))(members)
 
         return jax.lax.map(scores_of, members)

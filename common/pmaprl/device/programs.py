@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from pmaprl.cli.run_flags import Members
 from pmaprl.device import multihost
@@ -58,12 +59,12 @@ def for_seeds(
     make_driver = off_policy if isinstance(algorithm, OffPolicy) else on_policy
     driver = make_driver(algorithm, args, env)
 
-    def update_one(state: TrainState, num_updates: jax.Array):
+    def update_one(state: TrainState, num_updates: Array):
         state, columns = repeat_updates(driver.update, state, num_updates)
         metrics = recent_metrics(state.run.recent) | driver.snapshot_metrics(state)
         return state, columns.with_metrics(metrics)
 
-    def update(state: TrainState, num_updates: jax.Array):
+    def update(state: TrainState, num_updates: Array):
         before = state.run.updates[0]
         state, columns = over_seeds(lambda state: update_one(state, num_updates), state)
         if args.pbt:
@@ -71,7 +72,7 @@ def for_seeds(
             columns = columns.with_metrics(metrics)
         return state, columns.packed()
 
-    def evaluate_one(learner: Any, seed: jax.Array) -> Episodes:
+    def evaluate_one(learner: Any, seed: Array) -> Episodes:
         share = math.ceil(args.eval_episodes / jax.lax.axis_size(AXIS))
         episodes = run_episodes(env, Player.greedy(algorithm, learner), share, seed)
         # A policy that is not finite, or that has no legal action, may act all the same, and by
@@ -79,10 +80,10 @@ def for_seeds(
         is_sound = all_finite(learner.params) & jnp.isfinite(episodes.length)
         return episodes._replace(ret=jnp.where(is_sound, episodes.ret, jnp.nan))
 
-    def evaluate(state: TrainState, seed: jax.Array) -> Episodes:
+    def evaluate(state: TrainState, seed: Array) -> Episodes:
         return over_seeds(lambda learner: evaluate_one(learner, seed), state.learner)
 
-    def init(members: Members | jax.Array) -> TrainState:
+    def init(members: Members | Array) -> TrainState:
         if not isinstance(members, Members):
             members = Members(members, {})
         values = dict(members.member_values)
@@ -103,7 +104,7 @@ def for_seeds(
 def repeat_updates(
     update: Callable[[Any], tuple[Any, MetricSums, MetricSums]],
     state: Any,
-    num_updates: jax.Array,
+    num_updates: Array,
 ) -> tuple[Any, Columns]:
     """Run the `update` of a `Driver` so many times.
 
@@ -202,11 +203,11 @@ def _over_members(programs: Programs, devices: list[jax.Device]) -> Programs:
     def init(members: Members):
         return with_axis(programs.init(without_axis(members)))
 
-    def update(state: TrainState, num_updates: jax.Array):
+    def update(state: TrainState, num_updates: Array):
         state, outcome = programs.update(without_axis(state), num_updates)
         return with_axis(state), outcome
 
-    def evaluate(state: TrainState, seed: jax.Array):
+    def evaluate(state: TrainState, seed: Array):
         return with_axis(programs.evaluate(without_axis(state), seed))
 
     return Programs(

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import Array
 
 from pmaprl.device.devices import size_of
 from pmaprl.device.interface import Transition
@@ -22,24 +23,24 @@ class Replay(struct.PyTreeNode):
     """Rings of this device's N environments, of K slots each."""
 
     data: Any  # a record of arrays [N, K, ...]
-    count: jax.Array  # [N] transitions that each ring was ever given; the same for all seeds
+    count: Array  # [N] transitions that each ring was ever given; the same for all seeds
 
     @property
     def capacity(self) -> int:
         return jax.tree.leaves(self.data)[0].shape[1]
 
     @property
-    def added(self) -> jax.Array:
+    def added(self) -> Array:
         """Transitions [] that each ring was ever given, if that is the same for all of them."""
         return same_for_all_seeds(self.count[0])
 
     @property
-    def filled(self) -> jax.Array:
+    def filled(self) -> Array:
         """Slots in use of each ring, [N]."""
         return jnp.minimum(self.count, self.capacity)
 
     @property
-    def fill(self) -> jax.Array:
+    def fill(self) -> Array:
         """Share of slots in use of each ring, [N]; exactly 1 if all are."""
         return jnp.where(self.filled == self.capacity, 1.0, self.filled / self.capacity)
 
@@ -47,13 +48,13 @@ class Replay(struct.PyTreeNode):
         """Store one transition [N, ...] of every environment, where all rings are equally full."""
         slot = self.added % self.capacity
 
-        def stored(rings: jax.Array, x: jax.Array) -> jax.Array:
+        def stored(rings: Array, x: Array) -> Array:
             return _write(rings, x.astype(rings.dtype), slot)
 
         data = jax.tree.map(stored, self.data, transitions)
         return Replay(data=data, count=self.count + 1)
 
-    def add_valid(self, transitions: Any, valid: jax.Array) -> "Replay":
+    def add_valid(self, transitions: Any, valid: Array) -> "Replay":
         """Store the valid ones of several steps.
 
         Args:
@@ -68,7 +69,7 @@ class Replay(struct.PyTreeNode):
         def write(step, data):
             at = (ring, slot[step])
 
-            def stored(rings: jax.Array, x: jax.Array) -> jax.Array:
+            def stored(rings: Array, x: Array) -> Array:
                 new = x[step].astype(rings.dtype)
                 return rings.at[at].set(new, mode="drop", unique_indices=True)
 
@@ -82,10 +83,10 @@ class Replay(struct.PyTreeNode):
 
     def sample(
         self,
-        keys: jax.Array,
+        keys: Array,
         per_group: int,
         num_steps: int = 1,
-        gamma: float | jax.Array = 1.0,
+        gamma: float | Array = 1.0,
     ) -> Any:
         """Draw a batch, uniformly with replacement.
 
@@ -124,21 +125,21 @@ class Replay(struct.PyTreeNode):
             discount=powers[count],
         )
 
-    def can_sample(self, groups: int, num_steps: int = 1) -> jax.Array:
+    def can_sample(self, groups: int, num_steps: int = 1) -> Array:
         """True [] if each of this device's `groups` of rings has something to draw."""
         of_groups = self._drawable(num_steps).reshape(groups, -1)
         return jnp.all(jnp.any(of_groups > 0, axis=1))
 
-    def _drawable(self, num_steps: int) -> jax.Array:
+    def _drawable(self, num_steps: int) -> Array:
         """Transitions of each ring, [N], with which so many steps begin."""
         return jnp.maximum(self.filled - num_steps + 1, 0)
 
     def _places(
         self,
-        keys: jax.Array,
+        keys: Array,
         per_group: int,
-        counts: jax.Array,
-    ) -> tuple[jax.Array, jax.Array]:
+        counts: Array,
+    ) -> tuple[Array, Array]:
         """Draw rings and places in them, uniformly among the first `counts` [N] of each ring.
 
         Returns:
@@ -213,10 +214,10 @@ def example_transition(
 
 @jax.custom_batching.custom_vmap
 def _write(
-    rings: jax.Array,
-    new: jax.Array,
-    slot: jax.Array,
-) -> jax.Array:
+    rings: Array,
+    new: Array,
+    slot: Array,
+) -> Array:
     """Write `new` [N, ...] at `slot` of `rings` [N, K, ...]."""
     return jax.lax.dynamic_update_slice_in_dim(rings, new[:, None], slot, axis=1)
 

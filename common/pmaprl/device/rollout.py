@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from pmaprl.cli.device_flags import block_width
 from pmaprl.device.devices import size_of
@@ -21,13 +22,13 @@ ResetPool = tuple[Any, Any]
 class StepKeys(NamedTuple):
     """Keys of steps, split as `Env.step` splits them."""
 
-    advance: jax.Array
-    reset: jax.Array
+    advance: Array
+    reset: Array
 
 
 def step_envs(
     env: Env,
-    keys: jax.Array | StepKeys,
+    keys: Array | StepKeys,
     states: Any,
     actions: Any,
     starts: ResetPool | None = None,
@@ -57,7 +58,7 @@ def step_envs(
         obs, state = jax.vmap(select)(over, resets, seen)
         return reached.continued(obs, state)
 
-    def begun(index: jax.Array) -> ResetPool:
+    def begun(index: Array) -> ResetPool:
         if starts is None:
             return jax.vmap(env.reset)(keys.reset[index])
         count = jax.tree.leaves(starts)[0].shape[0]
@@ -70,10 +71,10 @@ def step_envs(
 
 def keys_of_steps(
     env: Env,
-    keys: jax.Array | StepKeys,
+    keys: Array | StepKeys,
     starts: ResetPool | None,
     resets: ResetPool | None,
-) -> jax.Array | StepKeys:
+) -> Array | StepKeys:
     """Split keys of any shape as `step_envs` needs them.
 
     In front of a loop over steps this splits the keys of all steps in one pass. Keys stay whole if
@@ -95,7 +96,7 @@ def resets_at_once(env: Env) -> bool:
 SMALL_RESET = 128  # bytes of an environment's state and observation
 
 
-def resets_of_steps(env: Env, keys: jax.Array) -> ResetPool | None:
+def resets_of_steps(env: Env, keys: Array) -> ResetPool | None:
     """Compute the reset of every step in one pass.
 
     Args:
@@ -113,7 +114,7 @@ def resets_of_steps(env: Env, keys: jax.Array) -> ResetPool | None:
     return jax.vmap(jax.vmap(env.reset))(reset_keys)
 
 
-def reset_mid_episode(env: Env, keys: jax.Array) -> tuple[Any, Any]:
+def reset_mid_episode(env: Env, keys: Array) -> tuple[Any, Any]:
     """Reset N environments, and let each make up to a horizon of random steps.
 
     Args:
@@ -144,7 +145,7 @@ def reset_mid_episode(env: Env, keys: jax.Array) -> tuple[Any, Any]:
 
 def new_starts(
     env: Env,
-    key: jax.Array,
+    key: Array,
     count: int,
 ) -> ResetPool | None:
     """Make `count` beginnings of episodes, the same on every device; None if `count` is 0.
@@ -160,9 +161,9 @@ def new_starts(
 
 def compute_where(
     values: Any,
-    missing: jax.Array,
+    missing: Array,
     width: int,
-    compute: Callable[[jax.Array], Any],
+    compute: Callable[[Array], Any],
 ) -> Any:
     """Fill in the values that are missing, and compute no others.
 
@@ -192,12 +193,12 @@ def compute_where(
 OTHER_STREAM = 2**31  # folded into a key for numbers that belong to no update and no epoch
 
 
-def keys_of(key: jax.Array, local: int) -> jax.Array:
+def keys_of(key: Array, local: int) -> Array:
     """Derive a key for each of this device's items, [local], from `key` and its global index."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, global_ids(local))
 
 
-def ids_in_process(local: int, processes: int) -> jax.Array:
+def ids_in_process(local: int, processes: int) -> Array:
     """Indices [local] of this device's items among the items of its process.
 
     Each of the `processes` has as many devices.
@@ -205,13 +206,13 @@ def ids_in_process(local: int, processes: int) -> jax.Array:
     return global_ids(local) % (local * (jax.lax.axis_size(AXIS) // processes))
 
 
-def ids_over_processes(count: int, processes: int) -> jax.Array:
+def ids_over_processes(count: int, processes: int) -> Array:
     """Indices [count] of a process's items among the items of all processes."""
     devices = jax.lax.axis_size(AXIS) // processes
     return jax.lax.axis_index(AXIS) // devices * count + jnp.arange(count)
 
 
-def split_keys(keys: jax.Array, num: int) -> tuple[jax.Array, ...]:
+def split_keys(keys: Array, num: int) -> tuple[Array, ...]:
     """Split each key of an array of any shape into `num` keys.
 
     Returns:
@@ -222,17 +223,17 @@ def split_keys(keys: jax.Array, num: int) -> tuple[jax.Array, ...]:
 
 
 def rollout_keys(
-    key: jax.Array,
+    key: Array,
     num_steps: int,
     num_envs: int,
-) -> jax.Array:
+) -> Array:
     """Derive a key for every step and each of this device's environments, [T, N]."""
     step_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_steps))
     return jax.vmap(keys_of, (0, None))(step_keys, num_envs)
 
 
 def action_noise(
-    key: jax.Array,
+    key: Array,
     space: Space,
     batch: tuple[int, ...] = (),
 ) -> Any:
@@ -249,7 +250,7 @@ def action_noise(
     return map_leaves(noise, space, keys_of_parts(key, space))
 
 
-def categorical_noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def categorical_noise(key: Array, shape: tuple[int, ...]) -> Array:
     """Uniform numbers in (0, 1).
 
     They are never 0, which would pick a first choice of probability 0.
@@ -258,13 +259,13 @@ def categorical_noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def minibatch_indices(
-    key: jax.Array,
+    key: Array,
     num_steps: int,
     num_envs: int,
     update_epochs: int,
     num_minibatches: int,
     processes: int = 1,
-) -> jax.Array:
+) -> Array:
     """Assign the samples of this device to minibatches.
 
     Blocks of `block_width` neighbouring environments are permuted with their own keys and split
@@ -314,7 +315,7 @@ def in_segments(tree: Any, num_segments: int) -> Any:
         Arrays [L, T / L, N, ...].
     """
 
-    def cut(x: jax.Array) -> jax.Array:
+    def cut(x: Array) -> Array:
         segments = x.reshape(num_segments, -1, *x.shape[1:])  # [T / L, L, N, ...]
         return jnp.swapaxes(segments, 0, 1)
 
@@ -334,10 +335,10 @@ def side_by_side(tree: Any) -> Any:
 
 
 def random_order(
-    key: jax.Array,
-    label_key: jax.Array,
+    key: Array,
+    label_key: Array,
     size: int,
-) -> jax.Array:
+) -> Array:
     """Permute the numbers below `size`, [size].
 
     This sorts single numbers, four times faster than `argsort`: random bits, and in the low bits a

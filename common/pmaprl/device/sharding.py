@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from pmaprl.cli.run_flags import Members
@@ -54,7 +55,7 @@ def flat_pmean(tree: Any) -> Any:
     return unravel(jax.lax.pmean(flat, AXIS))
 
 
-def global_ids(local: int, axis_name: str = AXIS) -> jax.Array:
+def global_ids(local: int, axis_name: str = AXIS) -> Array:
     """Global indices [local] of this device's items.
 
     Device d has d * local .. (d + 1) * local - 1.
@@ -62,7 +63,7 @@ def global_ids(local: int, axis_name: str = AXIS) -> jax.Array:
     return jax.lax.axis_index(axis_name) * local + jnp.arange(local)
 
 
-def gathered(x: jax.Array, axis_name: str = AXIS) -> jax.Array:
+def gathered(x: Array, axis_name: str = AXIS) -> Array:
     """Concatenate the parts `x` [N, ...] of all devices, on every device."""
     if jax.lax.axis_size(axis_name) == 1:  # a CPU would take 25 microseconds all the same
         return x
@@ -114,7 +115,7 @@ def copied(state: TrainState, unwanted: tuple[str, ...] = ()) -> Callable[[], Tr
         the devices have little room.
     """
     arrays, structure = jax.tree.flatten(_parts_of(state, unwanted))
-    on_devices = [index for index, x in enumerate(arrays) if isinstance(x, jax.Array)]
+    on_devices = [index for index, x in enumerate(arrays) if isinstance(x, Array)]
     if not _have_room([arrays[index] for index in on_devices]):
         return None
     copies = jax.device_put([arrays[index] for index in on_devices], may_alias=False)
@@ -126,7 +127,7 @@ def copied(state: TrainState, unwanted: tuple[str, ...] = ()) -> Callable[[], Tr
 MOST_OF_ROOM = 0.5  # share of a device's free memory that a copy may take
 
 
-def _have_room(arrays: list[jax.Array]) -> bool:
+def _have_room(arrays: list[Array]) -> bool:
     """Tell if the devices that have these arrays can well take them once more."""
     device = min(jax.local_devices(), key=lambda device: device.id)
     stats = device.memory_stats() or {}
@@ -147,10 +148,10 @@ def _parts_of(state: TrainState, unwanted: tuple[str, ...]) -> tuple[tuple[Any, 
     """
     state = key_data(state)
 
-    def of_one_device(x: jax.Array) -> jax.Array:
+    def of_one_device(x: Array) -> Array:
         return x.addressable_data(0) if len(x) > 1 else x
 
-    def parts_of_devices(path: Any, x: jax.Array) -> list[Any]:  # of [D, S, N / D, ...]
+    def parts_of_devices(path: Any, x: Array) -> list[Any]:  # of [D, S, N / D, ...]
         name = "actors/" + jax.tree_util.keystr(path, simple=True, separator="/")
         shards = sorted(x.addressable_shards, key=lambda shard: shard.device.id)
         parts = [x] if x.is_fully_addressable else [shard.data for shard in shards]
@@ -319,7 +320,7 @@ def over_seeds(function: Callable, tree: Any) -> Any:
 
 
 @jax.custom_batching.custom_vmap
-def same_for_all_seeds(x: jax.Array) -> jax.Array:
+def same_for_all_seeds(x: Array) -> Array:
     """Keep `x`, which is equal for all seeds, as one value under `over_seeds` too.
 
     A loop's length or a slice's start that differs by seed would turn into masks, scatters and

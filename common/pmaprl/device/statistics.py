@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from pmaprl.device.loops import unrolled_scan
 from pmaprl.device.sharding import AXIS, flat_pmean, gathered, global_ids
 
-Metrics = dict[str, jax.Array]
+Metrics = dict[str, Array]
 
 
 class Reduction(NamedTuple):
@@ -38,7 +39,7 @@ class Reduction(NamedTuple):
     newer: Callable | None = None
 
 
-def _last(x: jax.Array, where: jax.Array | None) -> jax.Array:
+def _last(x: Array, where: Array | None) -> Array:
     return x[-1 if where is None else jnp.sum(where) - 1]
 
 
@@ -101,7 +102,7 @@ def mean_metrics_over_devices(metrics: Metrics) -> Metrics:
     return metrics | across_devices((), others)[1]
 
 
-def over_steps(metrics: Metrics, counts: jax.Array | None = None) -> Metrics:
+def over_steps(metrics: Metrics, counts: Array | None = None) -> Metrics:
     """Reduce metrics over steps.
 
     Args:
@@ -124,8 +125,8 @@ Layout = dict[str, list[str]]
 class OptionalMetric(NamedTuple):
     """A metric that not every update reports."""
 
-    value: jax.Array
-    count: jax.Array  # 1, or 0 where it was not reported
+    value: Array
+    count: Array  # 1, or 0 where it was not reported
 
 
 class MetricSums(struct.PyTreeNode):
@@ -136,7 +137,7 @@ class MetricSums(struct.PyTreeNode):
     count: Metrics  # number of reports
 
     @classmethod
-    def of(cls, metrics: dict[str, jax.Array | OptionalMetric]) -> "MetricSums":
+    def of(cls, metrics: dict[str, Array | OptionalMetric]) -> "MetricSums":
         """Take one report of each metric; an `OptionalMetric` says itself if it is one."""
         value = {}
         count = {}
@@ -147,7 +148,7 @@ class MetricSums(struct.PyTreeNode):
         return cls(value=value, count=count)
 
     @classmethod
-    def of_each_step(cls, metrics: Metrics, found: dict[str, jax.Array]) -> "MetricSums":
+    def of_each_step(cls, metrics: Metrics, found: dict[str, Array]) -> "MetricSums":
         """Take a report of each step from metrics [T, N] of its environments.
 
         Args:
@@ -173,7 +174,7 @@ class MetricSums(struct.PyTreeNode):
         """
         counts = jax.tree.map(partial(jnp.sum, axis=0), self.count)
 
-        def of_metric(name: str, count: jax.Array) -> jax.Array:
+        def of_metric(name: str, count: Array) -> Array:
             kind = reduction_of(name)
             tallied = REDUCTIONS[kind].tallied
             steps = tallied(self.value[name], axis=0)  # [T]
@@ -227,7 +228,7 @@ class MetricSums(struct.PyTreeNode):
                 metrics[name] = _numpy(x).where(count > 0, x, jnp.nan)
         return metrics
 
-    def _with(self, newer: "MetricSums", name: str) -> jax.Array:
+    def _with(self, newer: "MetricSums", name: str) -> Array:
         """Combine the values of both reports of a metric."""
         old = self.value[name]
         new = newer.value[name]
@@ -240,7 +241,7 @@ class MetricSums(struct.PyTreeNode):
 
 
 def _numpy(x: Any) -> Any:
-    return jnp if isinstance(x, jax.Array) else np
+    return jnp if isinstance(x, Array) else np
 
 
 WINDOW = 100
@@ -249,16 +250,16 @@ WINDOW = 100
 class Episodes(NamedTuple):
     """Episodes that are over, or the running episodes of environments, [N]."""
 
-    ret: jax.Array  # sum of raw rewards
-    length: jax.Array  # steps; -inf for a running episode that began before counting did
+    ret: Array  # sum of raw rewards
+    length: Array  # steps; -inf for a running episode that began before counting did
 
 
 class RecentEpisodes(struct.PyTreeNode):
     """The last `WINDOW` finished episodes, newest first."""
 
-    ret: jax.Array  # [WINDOW]
-    length: jax.Array  # [WINDOW]
-    count: jax.Array  # [] how many entries are filled
+    ret: Array  # [WINDOW]
+    length: Array  # [WINDOW]
+    count: Array  # [] how many entries are filled
 
 
 def new_tracker(num_envs: int, under_way: bool = False) -> Episodes:
@@ -323,7 +324,7 @@ def count_episodes(
     return tracker, _push(recent, place, newest), tally.of_all_steps()
 
 
-def recent_metrics(recent: RecentEpisodes) -> dict[str, jax.Array]:
+def recent_metrics(recent: RecentEpisodes) -> dict[str, Array]:
     """Average the last `WINDOW` episodes; NaN while none has finished."""
     filled = jnp.arange(WINDOW) < recent.count
     metrics = {}
@@ -332,7 +333,7 @@ def recent_metrics(recent: RecentEpisodes) -> dict[str, jax.Array]:
     return metrics
 
 
-def _newest(done: jax.Array, finished: Episodes) -> tuple[jax.Array, Episodes]:
+def _newest(done: Array, finished: Episodes) -> tuple[Array, Episodes]:
     """Select this device's last J episodes that are `done` [T, N], the newest first.
 
     J is `WINDOW` at most.
@@ -351,7 +352,7 @@ def _newest(done: jax.Array, finished: Episodes) -> tuple[jax.Array, Episodes]:
 
 def _push(
     recent: RecentEpisodes,
-    place: jax.Array,
+    place: Array,
     finished: Episodes,
 ) -> RecentEpisodes:
     """Add those of the `finished` episodes [D * J] that have the largest places."""

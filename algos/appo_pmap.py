@@ -430,7 +430,7 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
         learner: Learner, rollout: Rollout, context: UpdateContext
     ) -> tuple[Batch, optim.Metrics]:
         """Estimate values, advantages and targets, in units of the rewards."""
-        # This pass is that of the loss: with one gradient step per update, both are compiled into one
+        # This pass is the loss's own: with one gradient step per update, both compile into one
         obs = nets.normalize(learner.obs_stats, rollout.obs)
         obs, first = as_samples((obs, rollout.seen.first))
         outcome = network.apply(learner.params, obs, first, rollout.memory)

@@ -107,11 +107,11 @@ class Replay(struct.PyTreeNode):
         if num_steps == 1:
             return jax.tree.map(lambda x: x[ring, place], self.data)
         oldest = jnp.where(self.count > self.capacity, self.count, 0)[ring]
-        slots = (oldest + place + jnp.arange(num_steps)[:, None]) % self.capacity  # [n, B]
+        slots = (oldest + place + jnp.arange(num_steps)[:, None]) % self.capacity  # [num_steps, B]
         goes_on = ~self.data.first[ring, slots[1:]]
         is_first_used = jnp.ones_like(goes_on[:1])
         are_later_used = jnp.cumprod(goes_on, axis=0, dtype=bool)
-        used = jnp.concatenate([is_first_used, are_later_used])  # [n, B]
+        used = jnp.concatenate([is_first_used, are_later_used])  # [num_steps, B]
         powers = jnp.asarray(gamma) ** jnp.arange(num_steps + 1)
         count = jnp.sum(used, axis=0)
         newest = jnp.take_along_axis(slots, count[None] - 1, axis=0)[0]

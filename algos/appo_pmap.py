@@ -67,8 +67,7 @@ class Args(ActorArgs):
     # loss
     loss: Literal["appo", "impala"] = "appo"
     """Policy loss: PPO's clipped ratio, or IMPALA's policy gradient with clipped importance
-    weights.
-    """
+    weights."""
     clip_eps: Positive = 0.2
     """Clipping range of the probability ratio of --loss appo."""
     clip_mode: Literal["ppo", "symmetric"] = "ppo"
@@ -111,16 +110,14 @@ class Args(ActorArgs):
     impala (IMPALA's ResNet) or flat (none)."""
     rnn: Literal["none", "gru", "lstm"] = "none"
     """Recurrent cells behind the hidden layers; actors carry their state from rollout to
-    rollout.
-    """
+    rollout."""
     rnn_size: Count = 128
     """Width of the recurrent layers."""
     rnn_layers: Layers = 1
     """Number of recurrent layers."""
     rnn_span: CountOrZero = 128
-    """Longest time scale of the recurrent cells at initialisation, in steps (chrono initialisation,
-    Tallec and Ollivier 2018); 0: 2 steps for all.
-    """
+    """Longest time scale of the recurrent cells at initialisation, in steps (chrono
+    initialisation, Tallec and Ollivier 2018); 0: 2 steps for all."""
 
     @property
     def samples_per_env(self) -> int:

@@ -76,8 +76,7 @@ class Args(OffPolicyArgs):
     rewards within -1 .. 1."""
     n_steps: Count = 3
     """Steps of n-step returns; fewer where an episode ends, and on the host where a rollout
-    does.
-    """
+    does."""
     distribution: Literal["none", "c51", "qr"] = "none"
     """Distribution of returns to learn: none (their mean alone), c51 (categorical) or qr
     (quantiles)."""

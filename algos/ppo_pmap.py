@@ -50,8 +50,7 @@ class Args(OnPolicyArgs):
     """Initial learning rate of Adam."""
     lr_schedule: Literal["linear", "constant", "kl-adaptive"] = "linear"
     """Learning rate over the run: linear to zero, constant, or adapted so that an update's KL is
-    near --desired-kl.
-    """
+    near --desired-kl."""
     desired_kl: Positive = 0.01
     """KL divergence of an update that --lr-schedule kl-adaptive aims at."""
     target_kl: NonNegative = 0.0

@@ -44,8 +44,7 @@ class Args(RecurrentArgs):
     """Lambda of generalized advantage estimation (GAE); 0: one-step TD, 1: Monte Carlo."""
     bptt_length: CountOrZero = 0
     """Length of backpropagation through time in steps, a divisor of --num-steps; 0: the whole
-    rollout.
-    """
+    rollout."""
 
     # optimiser
     update_epochs: Count = 4
@@ -56,8 +55,7 @@ class Args(RecurrentArgs):
     """Initial learning rate of Adam."""
     lr_schedule: Literal["linear", "constant", "kl-adaptive"] = "linear"
     """Learning rate over the run: linear to zero, constant, or adapted so that an update's KL is
-    near --desired-kl.
-    """
+    near --desired-kl."""
     desired_kl: Positive = 0.01
     """KL divergence of an update that --lr-schedule kl-adaptive aims at."""
     target_kl: NonNegative = 0.0
@@ -112,9 +110,8 @@ class Args(RecurrentArgs):
     rnn_layers: Layers = 1
     """Number of recurrent layers."""
     rnn_span: CountOrZero = 128
-    """Longest time scale of the recurrent cells at initialisation, in steps (chrono initialisation,
-    Tallec and Ollivier 2018); 0: 2 steps for all.
-    """
+    """Longest time scale of the recurrent cells at initialisation, in steps (chrono
+    initialisation, Tallec and Ollivier 2018); 0: 2 steps for all."""
     obs_prev_action_reward: bool = False
     """Feed the previous action and reward to the recurrent layers too."""
 

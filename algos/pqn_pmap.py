@@ -42,8 +42,7 @@ class Args(RecurrentArgs):
     """Discount factor."""
     q_lambda: Discount = 0.95
     """Lambda of Q(lambda) returns; 0: one-step Q-learning, 1: discounted rewards to the end of the
-    rollout.
-    """
+    rollout."""
     bootstrap_truncated: bool = True
     """Bootstrap from the true last observation at a time limit, else count the limit as a
     termination."""
@@ -100,9 +99,8 @@ class Args(RecurrentArgs):
     rnn_layers: Layers = 1
     """Number of recurrent layers."""
     rnn_span: CountOrZero = 128
-    """Longest time scale of the recurrent cells at initialisation, in steps (chrono initialisation,
-    Tallec and Ollivier 2018); 0: 2 steps for all.
-    """
+    """Longest time scale of the recurrent cells at initialisation, in steps (chrono
+    initialisation, Tallec and Ollivier 2018); 0: 2 steps for all."""
 
     @property
     def samples_per_env(self) -> int:

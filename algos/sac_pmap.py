@@ -43,8 +43,7 @@ class Args(OffPolicyArgs):
     # recipe
     recipe: Literal["sac", "crossq", "simba", "xqc"] = "sac"
     """Algorithm whose defaults the other flags take: SAC, or, for fewer steps, CrossQ, SimBa or
-    XQC; see --recipe NAME --help.
-    """
+    XQC; see --recipe NAME --help."""
 
     # optimiser
     policy_lr: Positive = 3e-4
@@ -82,8 +81,7 @@ class Args(OffPolicyArgs):
     """Entropy temperature, with --autotune its initial value."""
     target_entropy_scale: Scale | None = None
     """Target entropy, in units of -|A| for Box actions (default: 1), of log n for n discrete ones
-    (default: 0.5).
-    """
+    (default: 0.5)."""
 
     # normalisation
     normalize_obs: bool = False
@@ -110,8 +108,7 @@ class Args(OffPolicyArgs):
     """Widths of the hidden layers of each Q function (default: --hidden-sizes)."""
     log_std_min: Annotated[float, Bounds(at_most=1)] = -5.0
     """Lowest logarithm of the policy's standard deviation for Box actions, at most 1; the highest
-    is 2.
-    """
+    is 2."""
     squash_log_std: bool = True
     """Squash the log standard deviation into its range by a tanh, else clip it."""
 

@@ -1,5 +1,6 @@
-"""Asynchronous PPO and IMPALA (Espeholt et al. 2018) for environments on the host; docs/appo.md
-explains this file.
+"""Asynchronous PPO and IMPALA (Espeholt et al. 2018) for environments on the host.
+
+docs/appo.md explains this file.
 
 python algos/appo_pmap.py --env envpool:CartPole-v1
 python algos/appo_pmap.py --help
@@ -66,8 +67,7 @@ class Args(ActorArgs):
     # loss
     loss: Literal["appo", "impala"] = "appo"
     """Policy loss: PPO's clipped ratio, or IMPALA's policy gradient with clipped importance
-    weights.
-    """
+    weights."""
     clip_eps: Positive = 0.2
     """Clipping range of the probability ratio of --loss appo."""
     clip_mode: Literal["ppo", "symmetric"] = "ppo"
@@ -83,13 +83,10 @@ class Args(ActorArgs):
     ent_coef: NonNegative = 0.01
     """Initial entropy coefficient, the weight of the exploration loss."""
     ent_fraction: Fraction = 0.0
-    """Fraction of the run over which the entropy coefficient decays linearly to zero; 0:
-    constant.
-    """
+    """Fraction of the run over which the entropy coefficient decays linearly to 0; 0: constant."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
     """Exploration loss: the policy's entropy, or its symmetric KL to the uniform policy (not for
-    Box actions).
-    """
+    Box actions)."""
 
     # normalisation
     norm_adv: bool = True
@@ -113,26 +110,22 @@ class Args(ActorArgs):
     impala (IMPALA's ResNet) or flat (none)."""
     rnn: Literal["none", "gru", "lstm"] = "none"
     """Recurrent cells behind the hidden layers; actors carry their state from rollout to
-    rollout.
-    """
+    rollout."""
     rnn_size: Count = 128
     """Width of the recurrent layers."""
     rnn_layers: Layers = 1
     """Number of recurrent layers."""
     rnn_span: CountOrZero = 128
-    """Longest time scale of the recurrent cells at initialisation, in steps (chrono initialisation,
-    Tallec and Ollivier 2018); 0: 2 steps for all.
-    """
+    """Longest time scale of the recurrent cells at initialisation, in steps (chrono
+    initialisation, Tallec and Ollivier 2018); 0: 2 steps for all."""
 
     @property
     def samples_per_env(self) -> int:
-        """Parts of a rollout of an environment that minibatches may get: its steps, or with memory
-        all in one.
-        """
+        """Samples of a rollout for minibatches: its steps, which stay together with memory."""
         return self.num_steps if self.rnn == "none" else 1
 
     def sizes(self, num_devices: int) -> list[str]:
-        """The derived sizes, for the header of a run."""
+        """Derived sizes, for the header of a run."""
         minibatch = self.steps_per_update // self.num_minibatches
         learning = f"{self.num_epochs} epochs x {self.num_minibatches} minibatches of {minibatch:,}"
         return [*super().sizes(num_devices), learning]
@@ -168,9 +161,7 @@ from pmaprl.algorithm import (
 
 
 class Network(nn.Module):
-    """Policies, distributions over actions, and values [T, N] of observations, and the memories
-    after them.
-    """
+    """Network of policies and values [T, N], and the memories after each step."""
 
     args: Args
     obs_space: Space
@@ -180,7 +171,8 @@ class Network(nn.Module):
     def __call__(self, obs: jax.Array, first: jax.Array, memory: "Memory"):
         args = self.args
         layers = partial(nets.Recurrent, args.rnn, args.rnn_size, args.rnn_span, args.dtype)
-        x = nets.Torso.of(args, nets.without_privileged(self.obs_space), name="torso")(obs)
+        policy_space = nets.without_privileged(self.obs_space)
+        x = nets.Torso.of(args, policy_space, name="torso")(obs)
         x, of_policy = layers(name="memory")(x, first, memory.policy)
         y = x
         of_value = ()
@@ -189,7 +181,7 @@ class Network(nn.Module):
             y, of_value = layers(name="value_memory")(y, first, memory.value)
         value = nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(y)[..., 0]
         policy = nets.PolicyHead(self.action_space, name="policy")(x, obs)
-        return policy, value, Memory(of_policy, of_value)
+        return policy, value, Memory(policy=of_policy, value=of_value)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -202,23 +194,21 @@ class Learner(struct.PyTreeNode):
     params: Any
     opt_state: optim.AdamState
     obs_stats: Any  # RunningStats of each part of observations, or None
-    return_stats: nets.RunningStats | None  # of value targets: the network predicts in their units
+    return_stats: nets.RunningStats | None  # statistics of value targets, the network's units
 
 
 class Memory(NamedTuple):
-    """What recurrent layers carry from step to step, [N, ...]; () where there are none."""
+    """Memory of recurrent layers, carried from step to step, [N, ...]; () without such layers."""
 
     policy: Any
-    value: Any  # () also where both share them
+    value: Any  # () also if policy and value share the layers
 
 
 class Batch(NamedTuple):
-    """What the losses need of each sample, [1, T * N, ...], or with memory of whole sequences [T,
-    N, ...].
-    """
+    """Samples for the losses: steps [1, T * N, ...], or with memory sequences [T, N, ...]."""
 
-    obs: jax.Array  # as the network sees it
-    first: jax.Array  # bool: an episode begins here
+    obs: jax.Array  # as the network takes it
+    first: jax.Array  # bool, True where an episode begins
     memory: Memory  # [1, N, ...] before the first step, as the actor had it
     action: jax.Array
     log_prob: jax.Array  # under the policy that acted
@@ -233,12 +223,29 @@ class Batch(NamedTuple):
 
 
 def gae(
-    reward, value, next_value, terminated, truncated, gamma: float, gae_lambda: float
+    reward: jax.Array,
+    value: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    gamma: float,
+    gae_lambda: float,
 ) -> jax.Array:
-    """Advantages [T, N] by generalized advantage estimation (Schulman et al. 2016, eq. 16).
+    """Generalized advantage estimation (Schulman et al. 2016, eq. 16).
 
-    `next_value` is that of the next observation, where the episode was truncated of its last one.
     Termination drops the bootstrap value; termination and truncation both stop the sum.
+
+    Args:
+        reward: [T, N] rewards.
+        value: [T, N] values of the observations.
+        next_value: [T, N] value of the next observation; at a truncation, of the final observation.
+        terminated: [T, N] bool, True where the episode ended, but not by a time limit.
+        truncated: [T, N] bool, True where a time limit ended the episode.
+        gamma: discount factor.
+        gae_lambda: weight of later errors.
+
+    Returns:
+        [T, N] advantages, in units of the rewards.
     """
     delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
     decay = gamma * gae_lambda * (1.0 - (terminated | truncated))
@@ -248,16 +255,39 @@ def gae(
         advantage = delta + decay * advantage
         return advantage, advantage
 
-    return optim.unrolled_scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
+    start = jnp.zeros_like(delta[0])
+    _, advantages = optim.unrolled_scan(backward, start, (delta, decay), reverse=True)
+    return advantages
 
 
 def vtrace(
-    log_rho, reward, value, next_value, terminated, truncated, gamma, lambda_, rho_clip, c_clip
+    log_rho: jax.Array,
+    reward: jax.Array,
+    value: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    gamma: float,
+    lambda_: float,
+    rho_clip: float,
+    c_clip: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Value targets and advantages [T, N] by V-trace (Espeholt et al. 2018, eq. 1 and section 4.2).
+    """V-trace value targets and advantages (Espeholt et al. 2018, eq. 1 and section 4.2).
 
-    `log_rho` is the log-probability of each action now, minus that when it was taken; the rest is
-    as for `gae`. The advantage comes without the importance weight of its own action.
+    Args:
+        log_rho: [T, N] log-probability of each action now, minus that when it was taken.
+        reward: [T, N] rewards.
+        value: [T, N] values of the observations.
+        next_value: [T, N] value of the next observation; at a truncation, of the final observation.
+        terminated: [T, N] bool, True where the episode ended, but not by a time limit.
+        truncated: [T, N] bool, True where a time limit ended the episode.
+        gamma: discount factor.
+        lambda_: weight of later errors.
+        rho_clip: rho-bar, the largest importance weight of a step's own error.
+        c_clip: c-bar, the largest importance weight by which later errors reach back a step.
+
+    Returns:
+        [T, N] targets, and [T, N] advantages without the importance weight of their own action.
     """
     rho = jnp.exp(log_rho)
     done = terminated | truncated
@@ -270,28 +300,36 @@ def vtrace(
         correction = delta + decay * correction
         return correction, correction
 
-    correction = jax.lax.scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
-    # Beyond an end, and beyond the last step, nothing corrects the next value.
-    next_correction = jnp.concatenate([correction[1:], jnp.zeros_like(correction[:1])]) * (
-        1.0 - done
-    )
+    start = jnp.zeros_like(delta[0])
+    _, correction = jax.lax.scan(backward, start, (delta, decay), reverse=True)
+    # Beyond an end, and beyond the last step, nothing corrects the next value
+    following = jnp.concatenate([correction[1:], jnp.zeros_like(correction[:1])])
+    next_correction = following * (1.0 - done)
     advantage = reward + gamma * (next_value + lambda_ * next_correction) - value
     return value + correction, advantage
 
 
 def ratio_bounds(clip_eps: float, clip_mode: str) -> tuple[float, float]:
     """Interval to which the probability ratio is clipped."""
-    return (1 - clip_eps if clip_mode == "ppo" else 1 / (1 + clip_eps)), 1 + clip_eps
+    low = 1 - clip_eps if clip_mode == "ppo" else 1 / (1 + clip_eps)
+    return low, 1 + clip_eps
 
 
-def policy_loss(ratio, advantage, bounds) -> jax.Array:
-    """Clipped surrogate objective of each sample (Schulman et al. 2017, eq. 7), negated."""
-    return -jnp.minimum(ratio * advantage, jnp.clip(ratio, *bounds) * advantage)
+def policy_loss(ratio: jax.Array, advantage: jax.Array, bounds: tuple[float, float]) -> jax.Array:
+    """Clipped surrogate objective of each sample (Schulman et al. 2017, eq. 7), to be minimized."""
+    clipped = jnp.clip(ratio, *bounds)
+    return -jnp.minimum(ratio * advantage, clipped * advantage)
 
 
-def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
-    """Half the squared error of each sample; with `clip_eps` the larger of it and of that after a
-    clipped change.
+def value_loss(
+    value: jax.Array,
+    old_value: jax.Array,
+    target: jax.Array,
+    clip_eps: float | None,
+) -> jax.Array:
+    """Half the squared error of each sample.
+
+    With `clip_eps` it is the larger one of this error and of that after a clipped change.
     """
     error = jnp.square(value - target)
     if clip_eps is not None:
@@ -301,26 +339,32 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
 
 
 def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, clamp: float) -> jax.Array:
-    """Logarithm of probability ratios, which are clamped to between 1 / `clamp` and `clamp`."""
+    """Logarithm of probability ratios, which are clamped to 1 / `clamp` .. `clamp`."""
     return jnp.clip(log_prob - old_log_prob, -math.log(clamp), math.log(clamp))
 
 
 def loss(
     policy: nets.Distribution, value: jax.Array, batch: Batch, hparams: HParams
 ) -> tuple[jax.Array, optim.Metrics]:
-    """Policy, value and exploration losses of samples [B, ...], means over the steps that count,
-    and metrics.
+    """Policy, value and exploration loss, means over the steps that count.
+
+    Args:
+        policy: distributions over actions of samples [1, B], or of sequences [T, B].
+        value: values in that shape.
+        batch: the samples.
+        hparams: hyperparameters of this update.
+
+    Returns:
+        The loss [], and metrics [].
     """
     mean = partial(optim.weighted_mean, batch.weight)
     log_prob = policy.log_prob(batch.action)
     clamped = log_ratio(log_prob, batch.log_prob, hparams.ratio_clamp)
     ratio = jnp.exp(clamped)
     entropy = mean(policy.entropy())
-    advantage = (
-        optim.standardize(batch.advantage, weight=batch.weight)
-        if hparams.norm_adv
-        else batch.advantage
-    )
+    advantage = batch.advantage
+    if hparams.norm_adv:
+        advantage = optim.standardize(advantage, weight=batch.weight)
     bounds = ratio_bounds(hparams.clip_eps, hparams.clip_mode)
     clip_value = hparams.clip_eps if hparams.clip_vloss else None
     symmetric_kl = hparams.exploration_loss == "symmetric-kl"
@@ -337,12 +381,14 @@ def loss(
         + hparams.vf_coef * losses["loss/value"]
         + hparams.ent_coef * losses["loss/exploration"]
     )
-    return total, losses | {
+    metrics = losses | {
         "loss/total": total,
         "policy/entropy": entropy,
-        "policy/approx_kl": mean(ratio - 1 - clamped),  # of the policy that acted and this one
+        # From the policy that acted to this one
+        "policy/approx_kl": mean(ratio - 1 - clamped),
         "policy/clip_fraction": mean((ratio < bounds[0]) | (ratio > bounds[1])),
     }
+    return total, metrics
 
 
 # --------------------------------------------------------------------------------------------------
@@ -350,14 +396,16 @@ def loss(
 
 
 def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
-    """APPO for `env` as pure functions of one agent on one device."""
+    """Make APPO for `env`, as pure functions of one agent on one device."""
     network = Network(args, env.observation_space, env.action_space)
 
     def explore(
         learner: Learner, seen: PolicyInput, memory: Memory, noise: jax.Array
     ) -> tuple[jax.Array, jax.Array, Memory]:
-        """Actions [N, ...] of an actor's environments, their log-probabilities [N], and the memory
-        after them.
+        """Sample the actions [N, ...] of a step.
+
+        Returns:
+            Actions, their log-probabilities [N], and the memory after the step.
         """
         policy, _, memory = step_network(learner, seen.obs, seen.first, memory)
         action = policy.sample(noise)
@@ -366,9 +414,7 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
     def update(
         learner: Learner, rollout: Rollout, context: UpdateContext
     ) -> tuple[Learner, optim.Metrics]:
-        """Learn from this device's share of some rollouts: estimate advantages, correct for the
-        lag, learn.
-        """
+        """Learn from this device's share of some rollouts, and correct for the policies' lag."""
         batch, estimate_metrics = estimate(learner, rollout, context)
         learner, batch = nets.popart(learner, batch, batch.weight > 0)
         learner, learn_metrics = learn(learner, batch, context)
@@ -380,67 +426,90 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
     def estimate(
         learner: Learner, rollout: Rollout, context: UpdateContext
     ) -> tuple[Batch, optim.Metrics]:
-        """Values, advantages and targets in units of the rewards, as samples, and metrics of
-        them.
-        """
-        # As in the loss: with one gradient step per update both passes are the same, and compiled
-        # into one.
-        inputs = as_samples((nets.normalize(learner.obs_stats, rollout.obs), rollout.seen.first))
-        outcome = network.apply(learner.params, *inputs, rollout.memory)
+        """Estimate values, advantages and targets, in units of the rewards."""
+        # This pass is the loss's own: with one gradient step per update, both compile into one
+        obs = nets.normalize(learner.obs_stats, rollout.obs)
+        obs, first = as_samples((obs, rollout.seen.first))
+        outcome = network.apply(learner.params, obs, first, rollout.memory)
         policy, value, memory = jax.tree.map(
             lambda x: x.reshape(*rollout.reward.shape, *x.shape[2:]), outcome
         )
         value = nets.denormalize(learner.return_stats, value)  # [T, N]
         last = rollout.last.obs, rollout.last.first, jax.tree.map(lambda x: x[-1], memory)
         final = rollout.final_obs, jnp.zeros_like(rollout.terminated), memory
-        next_value = rollout.next_values(value, lambda x: value_of(learner, *x), last, final)
-        ends = rollout.terminated, rollout.truncated
-        common = rollout.reward, value, next_value, *ends, args.gamma, args.gae_lambda
+        next_value = rollout.next_values(
+            value,
+            value_of=lambda x: value_of(learner, *x),
+            last=last,
+            final=final,
+        )
         log_rho = log_ratio(policy.log_prob(rollout.action), rollout.extras, args.ratio_clamp)
         if args.advantage == "gae":
-            advantage = gae(*common)
+            advantage = gae(
+                reward=rollout.reward,
+                value=value,
+                next_value=next_value,
+                terminated=rollout.terminated,
+                truncated=rollout.truncated,
+                gamma=args.gamma,
+                gae_lambda=args.gae_lambda,
+            )
             target = value + advantage
         else:
-            target, advantage = vtrace(log_rho, *common, args.rho_clip, args.c_clip)
-        fresh = (
-            context.updates - rollout.version <= args.max_policy_lag
-            if args.max_policy_lag
-            else True
-        )
-        weight = (rollout.valid & fresh).astype(jnp.float32)
-        samples = as_samples((rollout.action, rollout.extras, value, advantage, target, weight))
+            target, advantage = vtrace(
+                log_rho=log_rho,
+                reward=rollout.reward,
+                value=value,
+                next_value=next_value,
+                terminated=rollout.terminated,
+                truncated=rollout.truncated,
+                gamma=args.gamma,
+                lambda_=args.gae_lambda,
+                rho_clip=args.rho_clip,
+                c_clip=args.c_clip,
+            )
+        weight = rollout.valid
+        if args.max_policy_lag:
+            weight = weight & (context.updates - rollout.version <= args.max_policy_lag)
+        weight = weight.astype(jnp.float32)
         mean = partial(optim.weighted_mean, weight)
         metrics = {
             "value/mean": mean(value),
             "value/target": mean(target),
             "policy/rho": mean(jnp.exp(log_rho)),
         }
-        memory = jax.tree.map(lambda x: x[None], rollout.memory)
-        return Batch(*inputs, memory, *samples), optim.mean_over_devices(metrics)
+        batch = Batch(
+            obs=obs,
+            first=first,
+            memory=jax.tree.map(lambda x: x[None], rollout.memory),
+            action=as_samples(rollout.action),
+            log_prob=as_samples(rollout.extras),
+            value=as_samples(value),
+            advantage=as_samples(advantage),
+            target=as_samples(target),
+            weight=as_samples(weight),
+        )
+        return batch, optim.mean_over_devices(metrics)
 
     def as_samples(tree: Any) -> Any:
-        """Arrays [T, N, ...] with samples along the second axis: every step is one, or with memory
-        every sequence.
-        """
-        return (
-            tree
-            if args.rnn != "none"
-            else jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), tree)
-        )
+        """Put samples along the second axis of [T, N, ...]: steps, or with memory sequences."""
+        if args.rnn != "none":
+            return tree
+        return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), tree)
 
     def learn(
         learner: Learner, batch: Batch, context: UpdateContext
     ) -> tuple[Learner, optim.Metrics]:
-        """Epochs of minibatch gradient steps."""
-        hparams = context.hparams  # [E, M, B]
-        minibatches = context.minibatches(args.num_epochs, args.num_minibatches)
+        """Take gradient steps on the minibatches of all epochs."""
+        hparams = context.hparams
+        minibatches = context.minibatches(args.num_epochs, args.num_minibatches)  # [E, M, B]
 
         def step(carry, indices):
             params, opt_state = carry
-            minibatch = (
-                batch if args.num_minibatches == 1 else jax.tree.map(lambda x: x[:, indices], batch)
-            )
-            # Over all devices
+            minibatch = batch
+            if args.num_minibatches > 1:
+                minibatch = jax.tree.map(lambda x: x[:, indices], batch)
+            # The mean is over all devices
             grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hparams)
             params, opt_state = optim.adam_step(params, grads, opt_state, hparams)
             return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
@@ -450,44 +519,46 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
             (params, opt_state), metrics = step(start, minibatches[0, 0])
         else:
             (params, opt_state), metrics = optim.run_epochs(step, start, minibatches)
-        # KL after the update, on the first minibatch of the last epoch; XLA drops the unused rest
-        # of the loss
-        after = loss_of(params, jax.tree.map(lambda x: x[:, minibatches[-1, 0]], batch), hparams)[1]
+        # The KL after the update is that of the first minibatch of the last epoch; XLA drops the
+        # unused rest of the loss
+        first = jax.tree.map(lambda x: x[:, minibatches[-1, 0]], batch)
+        _, after = loss_of(params, first, hparams)
         kl = optim.mean_over_devices(after["policy/approx_kl"])
-        learner = learner.replace(
-            params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hparams)
-        )
+        opt_state = optim.adapt_learning_rate(opt_state, kl, hparams)
+        learner = learner.replace(params=params, opt_state=opt_state)
         return learner, metrics | {"policy/approx_kl": kl}
 
     def loss_of(params: Any, batch: Batch, hparams: HParams) -> tuple[jax.Array, optim.Metrics]:
-        """The loss of a minibatch [B, ...], and metrics."""
-        policy, value, _ = network.apply(
-            params, batch.obs, batch.first, jax.tree.map(lambda x: x[0], batch.memory)
-        )
+        """Loss of a minibatch [1, B, ...] or [T, B, ...], and metrics."""
+        memory = jax.tree.map(lambda x: x[0], batch.memory)
+        policy, value, _ = network.apply(params, batch.obs, batch.first, memory)
         return loss(policy, value, batch, hparams)
 
     def step_network(learner: Learner, obs: jax.Array, first: jax.Array, memory: Memory):
-        """Policy and value, in the network's units, for raw observations [N, ...], and the memory
-        after them.
-        """
-        inputs = jax.tree.map(lambda x: x[None], (nets.normalize(learner.obs_stats, obs), first))
-        return jax.tree.map(lambda x: x[0], network.apply(learner.params, *inputs, memory))
+        """Policy, value in the network's units, and memory after one step, for raw observations."""
+        obs = nets.normalize(learner.obs_stats, obs)
+        inputs = jax.tree.map(lambda x: x[None], (obs, first))
+        sequence = network.apply(learner.params, *inputs, memory)
+        return jax.tree.map(lambda x: x[0], sequence)
 
     def value_of(learner: Learner, obs: jax.Array, first: jax.Array, memory: Memory) -> jax.Array:
-        """The network's values of raw observations, in units of the rewards."""
-        return nets.denormalize(learner.return_stats, step_network(learner, obs, first, memory)[1])
+        """Values of raw observations, in units of the rewards."""
+        _, value, _ = step_network(learner, obs, first, memory)
+        return nets.denormalize(learner.return_stats, value)
 
     def new_memory(count: int) -> Memory:
-        """Of `count` environments whose episodes begin, for the policy alone."""
-        return Memory(nets.initial_memory(args.rnn, args.rnn_size, args.rnn_layers, count), ())
+        """Memory of the policy alone, for `count` environments whose episodes begin."""
+        layers = nets.initial_memory(args.rnn, args.rnn_size, args.rnn_layers, count)
+        return Memory(policy=layers, value=())
 
     def with_values(memory: Memory) -> Memory:
+        """Add the memory of the values, which begins as the policy's does."""
         return memory if args.share_torso else memory._replace(value=memory.policy)
 
     def init(key: jax.Array, hparams: HParams) -> Learner:
-        params = network.init(
-            key, env.example_obs(1, 1), jnp.ones((1, 1), bool), with_values(new_memory(1))
-        )
+        """Make the learner before the first update."""
+        first = jnp.ones((1, 1), bool)
+        params = network.init(key, env.example_obs(1, 1), first, with_values(new_memory(1)))
         return Learner(
             params=params,
             opt_state=optim.adam_init(params, hparams),
@@ -498,14 +569,15 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
     def act(
         learner: Learner, seen: PolicyInput, memory: Memory, key: jax.Array | None = None
     ) -> tuple[jax.Array, Memory]:
-        """Actions [B, ...] for what is seen [B, ...], sampled with a key, else the most likely
-        ones; and the memory.
+        """Choose actions [B, ...] for inputs [B, ...]: sampled with a key, else the most likely.
+
+        Returns:
+            Actions, and the memory after the step.
         """
-        # Its values are dropped
+        # XLA drops the values, which are not used
         policy, _, memory = step_network(learner, seen.obs, seen.first, with_values(memory))
-        return policy.mode() if key is None else policy.sample_with_key(key), memory._replace(
-            value=()
-        )
+        action = policy.mode() if key is None else policy.sample_with_key(key)
+        return action, memory._replace(value=())
 
     return OnPolicy(
         init=init,
@@ -521,7 +593,10 @@ make_algorithm = make_appo  # the name by which `load_policy` knows it
 
 
 def train(args: Args, callback: Any = None) -> Any:
-    """Train as the command line does, also with a callback; see `run_algorithm`."""
+    """Train as the command line does, also with a callback.
+
+    `run_algorithm` describes the arguments and the result.
+    """
     return run_algorithm(args, __file__, make_appo, None, callback)
 
 

@@ -1,5 +1,6 @@
-"""DQN (Mnih et al. 2015) and its successors, data-parallel over every device; docs/dqn.md explains
-this file.
+"""DQN (Mnih et al. 2015) and its successors, data-parallel over every device.
+
+docs/dqn.md explains this file.
 
 python algos/dqn_pmap.py --env CartPole-v1
 python algos/dqn_pmap.py --help
@@ -75,8 +76,7 @@ class Args(OffPolicyArgs):
     rewards within -1 .. 1."""
     n_steps: Count = 3
     """Steps of n-step returns; fewer where an episode ends, and on the host where a rollout
-    does.
-    """
+    does."""
     distribution: Literal["none", "c51", "qr"] = "none"
     """Distribution of returns to learn: none (their mean alone), c51 (categorical) or qr
     (quantiles)."""
@@ -145,8 +145,9 @@ from pmaprl.algorithm import (
 
 
 class QNetwork(nn.Module):
-    """The return of every action, [B, n, Z]: its mean (Z = 1), logits of its atoms (c51), or its
-    quantiles (qr).
+    """Network of the return of every action, [B, n, Z].
+
+    Its Z numbers are the mean (Z = 1), logits of the atoms (c51), or the quantiles (qr).
     """
 
     args: Args
@@ -154,15 +155,17 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        x = nets.Torso.of(self.args, nets.without_privileged(self.env.observation_space))(obs)
+        space = nets.without_privileged(self.env.observation_space)
+        x = nets.Torso.of(self.args, space)(obs)
         advantage = self.head(self.env.action_space.n, "advantage")(x)
         if not self.args.dueling:
             return advantage
-        return self.head(1, "value")(x) + advantage - jnp.mean(advantage, axis=-2, keepdims=True)
+        value = self.head(1, "value")(x)
+        return value + advantage - jnp.mean(advantage, axis=-2, keepdims=True)
 
     def head(self, count: int, name: str) -> nn.Module:
-        """`count` returns [B, count, Z] of features."""
-        product = jax.lax.dot_general  # the default, named because jax2onnx has another one for it
+        """Layer from features to `count` returns [B, count, Z]."""
+        product = jax.lax.dot_general  # the default, named because jax2onnx would take another
         return nn.DenseGeneral((count, num_outputs(self.args)), dot_general=product, name=name)
 
 
@@ -174,10 +177,10 @@ class Learner(struct.PyTreeNode):
     """Networks, optimiser and normaliser, the same on every device."""
 
     params: Any
-    target_params: Any  # following `params`
+    target_params: Any  # copy of `params` that follows them
     opt_state: optim.AdamState
     obs_stats: Any  # RunningStats of each part of observations, or None
-    epsilon: jax.Array  # [] share of random actions
+    epsilon: jax.Array  # [] probability of a random action
 
 
 # --------------------------------------------------------------------------------------------------
@@ -185,47 +188,67 @@ class Learner(struct.PyTreeNode):
 
 
 def num_outputs(args: Args) -> int:
-    """Numbers that the network has for an action, Z."""
+    """Numbers Z that the network has for an action."""
     return 1 if args.distribution == "none" else args.num_atoms
 
 
 def q_values(output: jax.Array, args: Args) -> jax.Array:
-    """Mean returns [...] of what the network has for actions, [..., Z]."""
+    """Mean returns [...] from the network's outputs [..., Z]."""
     if args.distribution == "c51":
         return nets.ValueDistribution.of(output, args.v_min, args.v_max).mean()
     return jnp.mean(output, axis=-1)
 
 
 def loss(
-    output: jax.Array, next_output: jax.Array, reward: jax.Array, discount: jax.Array, args: Args
+    output: jax.Array,
+    next_output: jax.Array,
+    reward: jax.Array,
+    discount: jax.Array,
+    args: Args,
 ) -> jax.Array:
-    """Loss [B] of what the network has for actions [B, Z], at `reward` + `discount` [B] times what
-    follows, [B, Z].
+    """Loss of the network's outputs against reward + discount * next outputs.
+
+    Args:
+        output: [B, Z] outputs for the actions taken.
+        next_output: [B, Z] outputs of the target network for the next actions.
+        reward: [B] rewards, or discounted sums of n rewards.
+        discount: [B] factor of the next return; 0 after a termination.
+        args: flags.
+
+    Returns:
+        [B] losses: cross entropy (c51, Bellemare et al. 2017, eq. 7), quantile Huber loss (qr), or
+        the squared or Huber error of the mean.
     """
     if args.distribution == "c51":
-        q, next_q = (
-            nets.ValueDistribution.of(x, args.v_min, args.v_max) for x in (output, next_output)
-        )
-        return q.error(next_q.replace(atoms=reward[:, None] + discount[:, None] * next_q.atoms))
+        q = nets.ValueDistribution.of(output, args.v_min, args.v_max)
+        next_q = nets.ValueDistribution.of(next_output, args.v_min, args.v_max)
+        atoms = reward[:, None] + discount[:, None] * next_q.atoms
+        return q.error(next_q.replace(atoms=atoms))
     target = reward[:, None] + discount[:, None] * next_output
     if args.distribution == "qr":
         return quantile_huber(output, target)
-    return (optax.huber_loss if args.huber else optax.l2_loss)(output, target)[:, 0]
+    error = optax.huber_loss if args.huber else optax.l2_loss
+    return error(output, target)[:, 0]
 
 
 def outside(
     next_output: jax.Array, reward: jax.Array, discount: jax.Array, args: Args
 ) -> jax.Array:
-    """Share [B] of the returns that c51 learns from which is beyond --v-min .. --v-max, with
-    arguments of `loss`.
-    """
+    """Share [B] of c51's target returns beyond --v-min .. --v-max, with arguments of `loss`."""
     following = nets.ValueDistribution.of(next_output, args.v_min, args.v_max)
-    return following.replace(atoms=reward[:, None] + discount[:, None] * following.atoms).outside()
+    atoms = reward[:, None] + discount[:, None] * following.atoms
+    return following.replace(atoms=atoms).outside()
 
 
 def quantile_huber(quantiles: jax.Array, returns: jax.Array) -> jax.Array:
-    """Loss [B] of `quantiles` [B, Z] at the returns [B, Z] (Dabney et al. 2018, eq. 10, kappa =
-    1).
+    """Quantile Huber loss (Dabney et al. 2018, eq. 10, kappa = 1).
+
+    Args:
+        quantiles: [B, Z] predicted quantiles.
+        returns: [B, Z] target returns, equally likely.
+
+    Returns:
+        [B] losses.
     """
     middle = (jnp.arange(quantiles.shape[-1]) + 0.5) / quantiles.shape[-1]
     error = returns[:, None, :] - quantiles[:, :, None]  # [B, Z, Z]
@@ -238,74 +261,83 @@ def quantile_huber(quantiles: jax.Array, returns: jax.Array) -> jax.Array:
 
 
 def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
-    """DQN for `env` as pure functions of one agent on one device. Raises UsageError where actions
-    are not Discrete.
+    """Make DQN for `env`, as pure functions of one agent on one device.
+
+    Raises:
+        UsageError: actions are not Discrete.
     """
     nets.check_discrete(env, "algos/sac_pmap.py for a Box, algos/ppo_pmap.py for others")
     network = QNetwork(args, env)
     is_c51 = args.distribution == "c51"
 
     def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> jax.Array:
-        """Actions [N] of a step, the best ones or, in the share `epsilon`, random ones."""
+        """Sample the actions [N] of a step: random with probability `epsilon`, else the best."""
         return policy_of(learner, obs, learner.epsilon).sample(noise)
 
     def update(
         learner: Learner, batch: Transition, context: UpdateContext
     ) -> tuple[Learner, optim.Metrics]:
-        """One gradient step of the Q network and, where it is due, one of the target network."""
+        """Take a gradient step of the Q network and, if it is due, a step of the target network."""
+        hparams = context.hparams
         obs, next_obs = (nets.normalize(learner.obs_stats, x) for x in (batch.obs, batch.next_obs))
         batch = batch._replace(obs=obs, next_obs=next_obs)
         grads, metrics = optim.mean_gradients(loss_of)(
-            learner.params, learner.target_params, batch, context.hparams
+            learner.params, learner.target_params, batch, hparams
         )
-        params, opt_state = optim.adam_step(
-            learner.params, grads, learner.opt_state, context.hparams
-        )
-        tau = jnp.where(context.updates % args.target_frequency == 0, context.hparams.tau, 0.0)
+        params, opt_state = optim.adam_step(learner.params, grads, learner.opt_state, hparams)
+        due = context.updates % args.target_frequency == 0
+        tau = jnp.where(due, hparams.tau, 0.0)
         target_params = jax.tree.map(
             lambda old, new: (1 - tau) * old + tau * new, learner.target_params, params
         )
-        learner = learner.replace(params=params, target_params=target_params, opt_state=opt_state)
-        return learner.replace(epsilon=context.hparams.epsilon), metrics | {
-            "grad/norm": optim.global_norm(grads)
-        }
+        learner = learner.replace(
+            params=params,
+            target_params=target_params,
+            opt_state=opt_state,
+            epsilon=hparams.epsilon,
+        )
+        return learner, metrics | {"grad/norm": optim.global_norm(grads)}
 
     def loss_of(
         params: Any, target_params: Any, batch: Transition, hparams: HParams
     ) -> tuple[jax.Array, optim.Metrics]:
-        """The loss of a batch, and metrics. Targets come from `target_params`: no gradient goes
-        through them.
-        """
+        """Loss of a batch, and metrics; no gradient goes through the targets."""
         output = of_action(network.apply(params, batch.obs), batch.action)  # [B, Z]
         next_output = network.apply(target_params, batch.next_obs)  # [B, n, Z]
-        selector_q = network.apply(params, batch.next_obs) if args.double else next_output
-        next_action = nets.epsilon_greedy(q_values(selector_q, args), 0.0, batch.next_obs).mode()
+        selector = network.apply(params, batch.next_obs) if args.double else next_output
+        next_action = nets.epsilon_greedy(q_values(selector, args), 0.0, batch.next_obs).mode()
         discount = hparams.gamma if batch.discount is None else batch.discount
         discount = jnp.where(batch.terminated, 0.0, discount)
-        following = of_action(next_output, next_action), batch.reward, discount, args
-        value = jnp.mean(loss(output, *following))
+        following = of_action(next_output, next_action)
+        value = jnp.mean(loss(output, following, batch.reward, discount, args))
         q = q_values(output, args)
         metrics = {"loss/q": value, "q/mean": jnp.mean(q), "q/value_max": jnp.max(q)}
-        return value, metrics | ({"q/outside": jnp.mean(outside(*following))} if is_c51 else {})
+        if is_c51:
+            beyond = outside(following, batch.reward, discount, args)
+            metrics["q/outside"] = jnp.mean(beyond)
+        return value, metrics
 
     def of_action(output: jax.Array, action: jax.Array) -> jax.Array:
-        """[B, Z] of [B, n, Z]: those of the actions [B]."""
+        """Select the outputs [B, Z] of actions [B] from those of all actions, [B, n, Z]."""
         return jnp.take_along_axis(output, action[:, None, None], axis=1)[:, 0]
 
     def policy_of(
         learner: Learner, obs: jax.Array, epsilon: float | jax.Array
     ) -> nets.Categoricals:
-        """The epsilon-greedy policy for raw observations."""
+        """Epsilon-greedy policy for raw observations."""
         obs = nets.normalize(learner.obs_stats, obs)
-        return nets.epsilon_greedy(q_values(network.apply(learner.params, obs), args), epsilon, obs)
+        q = q_values(network.apply(learner.params, obs), args)
+        return nets.epsilon_greedy(q, epsilon, obs)
 
     def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
-        """The learner after transitions [T, N, ...] were stored, those that are `valid` [T, N] if
-        that is given.
+        """Update the normaliser by transitions [T, N, ...] that were stored.
+
+        Only `valid` [T, N] ones count, if that is given.
         """
         return learner.replace(obs_stats=nets.update_stats(learner.obs_stats, new.obs, valid))
 
     def init(key: jax.Array, hparams: HParams) -> Learner:
+        """Make the learner before the first update."""
         params = network.init(key, env.example_obs(1))
         return Learner(
             params=params,
@@ -316,9 +348,7 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
         )
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Actions [B] for raw observations [B, ...]: epsilon-greedy ones with a key, else the best
-        ones.
-        """
+        """Choose actions [B] for raw observations: epsilon-greedy with a key, else the best."""
         policy = policy_of(learner, obs, args.epsilon_end)
         return policy.mode() if key is None else policy.sample_with_key(key)
 
@@ -333,8 +363,9 @@ make_algorithm = make_dqn  # the name by which `load_policy` knows it
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
-    """Train as the command line does, also on an environment object or with a callback; see
-    `run_algorithm`.
+    """Train as the command line does, also on an environment object or with a callback.
+
+    `run_algorithm` describes the arguments and the result.
     """
     return run_algorithm(args, __file__, make_dqn, env, callback)
 

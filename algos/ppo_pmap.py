@@ -1,5 +1,6 @@
-"""Proximal Policy Optimization (Schulman et al. 2017), data-parallel over every device; docs/ppo.md
-explains this file.
+"""Proximal Policy Optimization (Schulman et al. 2017), data-parallel over every device.
+
+docs/ppo.md explains this file.
 
 python algos/ppo_pmap.py --env CartPole-v1
 python algos/ppo_pmap.py --help
@@ -49,8 +50,7 @@ class Args(OnPolicyArgs):
     """Initial learning rate of Adam."""
     lr_schedule: Literal["linear", "constant", "kl-adaptive"] = "linear"
     """Learning rate over the run: linear to zero, constant, or adapted so that an update's KL is
-    near --desired-kl.
-    """
+    near --desired-kl."""
     desired_kl: Positive = 0.01
     """KL divergence of an update that --lr-schedule kl-adaptive aims at."""
     target_kl: NonNegative = 0.0
@@ -74,13 +74,10 @@ class Args(OnPolicyArgs):
     ent_coef: NonNegative = 0.01
     """Initial entropy coefficient, the weight of the exploration loss."""
     ent_fraction: Fraction = 0.0
-    """Fraction of the run over which the entropy coefficient decays linearly to zero; 0:
-    constant.
-    """
+    """Fraction of the run over which the entropy coefficient decays linearly to 0; 0: constant."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
     """Exploration loss: the policy's entropy, or its symmetric KL to the uniform policy (not for
-    Box actions).
-    """
+    Box actions)."""
 
     # normalisation
     norm_adv: bool = True
@@ -128,28 +125,31 @@ from pmaprl.algorithm import (
 
 
 class Actor(nn.Module):
-    """The policy, a distribution over actions, and the features [B, F] that it is made of."""
+    """Network of the policy: a distribution over actions, and its features [B, F]."""
 
     args: Args
     env: EnvSpec
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[nets.Distribution, jax.Array]:
-        x = nets.Torso.of(self.args, nets.without_privileged(self.env.observation_space))(obs)
-        # Obs has the action mask, if there is one
-        return nets.PolicyHead(self.env.action_space)(x, obs), x
+        space = nets.without_privileged(self.env.observation_space)
+        x = nets.Torso.of(self.args, space)(obs)
+        # Observations hold the action mask, if there is one
+        policy = nets.PolicyHead(self.env.action_space)(x, obs)
+        return policy, x
 
 
 class Critic(nn.Module):
-    """The value of an observation, or with --share-torso of the actor's features of it."""
+    """Network of the value [B], from observations or, with --share-torso, the actor's features."""
 
     args: Args
     env: EnvSpec
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = x if self.args.share_torso else nets.Torso.of(self.args, self.env.observation_space)(x)
-        # [B]; PopArt rescales "value"
+        if not self.args.share_torso:
+            x = nets.Torso.of(self.args, self.env.observation_space)(x)
+        # PopArt rescales the layer "value"
         return nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0]
 
 
@@ -168,21 +168,20 @@ class Learner(struct.PyTreeNode):
     params: Params
     opt_state: optim.AdamState
     obs_stats: Any  # RunningStats of each part of observations, or None
-    return_stats: nets.RunningStats | None  # of value targets: the critic predicts in their units
+    return_stats: nets.RunningStats | None  # statistics of value targets, the critic's units
 
 
 class Batch(NamedTuple):
-    """What the losses need of each sample, [T * N, ...]."""
+    """Samples for the losses, [T * N, ...]."""
 
     obs: jax.Array  # as the networks take it
     action: jax.Array
     log_prob: jax.Array
-    # This and the next two in units of the rewards; `popart` converts them to the critic's
+    # `popart` converts these three from units of the rewards to the critic's
     value: jax.Array
     advantage: jax.Array
     target: jax.Array
-    # Bool [..., A]: components of the action that this policy chose, in a team; None: all
-    own: jax.Array | None
+    own: jax.Array | None  # [..., A] bool, components of the action that this policy chose, or None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -190,12 +189,29 @@ class Batch(NamedTuple):
 
 
 def gae(
-    reward, value, next_value, terminated, truncated, gamma: float, gae_lambda: float
+    reward: jax.Array,
+    value: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    gamma: float,
+    gae_lambda: float,
 ) -> jax.Array:
-    """Advantages [T, N] by generalized advantage estimation (Schulman et al. 2016, eq. 16).
+    """Generalized advantage estimation (Schulman et al. 2016, eq. 16).
 
-    `next_value` is that of the next observation, where the episode was truncated of its last one.
     Termination drops the bootstrap value; termination and truncation both stop the sum.
+
+    Args:
+        reward: [T, N] rewards.
+        value: [T, N] values of the observations.
+        next_value: [T, N] value of the next observation; at a truncation, of the final observation.
+        terminated: [T, N] bool, True where the episode ended, but not by a time limit.
+        truncated: [T, N] bool, True where a time limit ended the episode.
+        gamma: discount factor.
+        gae_lambda: weight of later errors.
+
+    Returns:
+        [T, N] advantages, in units of the rewards.
     """
     delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
     decay = gamma * gae_lambda * (1.0 - (terminated | truncated))
@@ -205,22 +221,32 @@ def gae(
         advantage = delta + decay * advantage
         return advantage, advantage
 
-    return optim.unrolled_scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
+    start = jnp.zeros_like(delta[0])
+    _, advantages = optim.unrolled_scan(backward, start, (delta, decay), reverse=True)
+    return advantages
 
 
 def ratio_bounds(clip_eps: float, clip_mode: str) -> tuple[float, float]:
     """Interval to which the probability ratio is clipped."""
-    return (1 - clip_eps if clip_mode == "ppo" else 1 / (1 + clip_eps)), 1 + clip_eps
+    low = 1 - clip_eps if clip_mode == "ppo" else 1 / (1 + clip_eps)
+    return low, 1 + clip_eps
 
 
-def policy_loss(ratio, advantage, bounds) -> jax.Array:
-    """Clipped surrogate objective of each sample (Schulman et al. 2017, eq. 7), negated."""
-    return -jnp.minimum(ratio * advantage, jnp.clip(ratio, *bounds) * advantage)
+def policy_loss(ratio: jax.Array, advantage: jax.Array, bounds: tuple[float, float]) -> jax.Array:
+    """Clipped surrogate objective of each sample (Schulman et al. 2017, eq. 7), to be minimized."""
+    clipped = jnp.clip(ratio, *bounds)
+    return -jnp.minimum(ratio * advantage, clipped * advantage)
 
 
-def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
-    """Half the squared error of each sample; with `clip_eps` the larger of it and of that after a
-    clipped change.
+def value_loss(
+    value: jax.Array,
+    old_value: jax.Array,
+    target: jax.Array,
+    clip_eps: float | None,
+) -> jax.Array:
+    """Half the squared error of each sample.
+
+    With `clip_eps` it is the larger one of this error and of that after a clipped change.
     """
     error = jnp.square(value - target)
     if clip_eps is not None:
@@ -232,8 +258,16 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
 def loss(
     policy: nets.Distribution, value: jax.Array, batch: Batch, hparams: HParams
 ) -> tuple[jax.Array, optim.Metrics]:
-    """Policy, value and exploration losses of samples [B, ...] (Schulman et al. 2017, eq. 9), and
-    metrics.
+    """Policy, value and exploration loss (Schulman et al. 2017, eq. 9).
+
+    Args:
+        policy: distributions over actions of samples [B].
+        value: [B] values.
+        batch: the samples [B, ...].
+        hparams: hyperparameters of this update.
+
+    Returns:
+        The loss [], and metrics [].
     """
     policy = nets.restrict_to(policy, batch.own)
     log_ratio = policy.log_prob(batch.action) - batch.log_prob
@@ -265,9 +299,9 @@ def loss(
 
 
 def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
-    """PPO for `env` as pure functions of one agent on one device, which the driver calls.
+    """Make PPO for `env`, as pure functions of one agent on one device, which the driver calls.
 
-    `hparams` has the flags `args` with schedules and sweeps applied; what decides shapes comes from
+    `hparams` has the flags `args` with schedules and sweeps applied. Shapes and branches come from
     `args`. Metrics are averaged over devices and over the log interval, unless their names end in
     _sum, _max, _min or _last.
     """
@@ -277,17 +311,14 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
     def explore(
         learner: Learner, obs: jax.Array, noise: jax.Array
     ) -> tuple[jax.Array, nets.Distribution]:
-        """Actions [N, ...] of a step, by noise that the driver draws, and as `extras` their
-        distributions.
-        """
+        """Sample the actions [N, ...] of a step; `extras` are their distributions."""
         policy = policy_of(learner, obs)
         return policy.sample(noise), policy
 
     def update(
         learner: Learner, rollout: Rollout, context: UpdateContext
     ) -> tuple[Learner, optim.Metrics]:
-        """One iteration of PPO (algorithm 1), after the rollout [T, N, ...]: estimate advantages,
-        learn.
+        """Learn from a rollout [T, N, ...]: estimate advantages, then learn (algorithm 1).
 
         A `Rollout` has obs, action, extras, reward, terminated, truncated, next_obs and, after the
         last step, last.obs.
@@ -301,18 +332,23 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
     def estimate(
         learner: Learner, rollout: Rollout, hparams: HParams
     ) -> tuple[Batch, optim.Metrics]:
-        """Values, advantages and value targets of a rollout, in units of the rewards, flattened to
-        [T * N, ...].
-        """
+        """Estimate advantages and value targets, in units of the rewards."""
         value = value_of(learner, rollout.obs)  # [T, N]
-        # At a truncation of the final observation
         next_value = rollout.next_values(value, partial(value_of, learner))
-        ends = rollout.terminated, rollout.truncated
-        advantage = gae(rollout.reward, value, next_value, *ends, hparams.gamma, hparams.gae_lambda)
+        advantage = gae(
+            reward=rollout.reward,
+            value=value,
+            next_value=next_value,
+            terminated=rollout.terminated,
+            truncated=rollout.truncated,
+            gamma=hparams.gamma,
+            gae_lambda=hparams.gae_lambda,
+        )
+        policy = nets.restrict_to(rollout.extras, rollout.own)
         batch = Batch(
             obs=nets.normalize(learner.obs_stats, rollout.obs),
             action=rollout.action,
-            log_prob=nets.restrict_to(rollout.extras, rollout.own).log_prob(rollout.action),
+            log_prob=policy.log_prob(rollout.action),
             value=value,
             advantage=advantage,
             target=advantage + value,
@@ -324,19 +360,21 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
     def learn(
         learner: Learner, batch: Batch, context: UpdateContext
     ) -> tuple[Learner, optim.Metrics]:
-        """Epochs of minibatch gradient steps, none after the KL divergence of an epoch exceeds
-        --target-kl.
+        """Take gradient steps on the minibatches of all epochs.
+
+        No epoch counts after one whose KL divergence exceeds --target-kl.
         """
-        hparams = context.hparams  # [E, M, B]
-        minibatches = context.minibatches(args.update_epochs, args.num_minibatches)
+        hparams = context.hparams
+        minibatches = context.minibatches(args.update_epochs, args.num_minibatches)  # [E, M, B]
         advantage = optim.gather_samples(batch.advantage, minibatches)
-        advantage = optim.standardize(advantage, axis=-1) if args.norm_adv else advantage
+        if args.norm_adv:
+            advantage = optim.standardize(advantage, axis=-1)
 
         def step(carry, inputs):
             params, opt_state = carry
             indices, advantage = inputs
             minibatch = optim.gather_samples(batch, indices)._replace(advantage=advantage)
-            # Over all devices
+            # The mean is over all devices
             grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hparams)
             params, opt_state = optim.adam_step(params, grads, opt_state, hparams)
             return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
@@ -345,43 +383,43 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         (params, opt_state), metrics = optim.run_epochs(
             step, start, (minibatches, advantage), hparams.target_kl
         )
-        # KL after the update, on the first minibatch of the last epoch; XLA drops the unused rest
-        # of the loss. It moves the learning rate, so it has to be the same on all devices here;
-        # other metrics are averaged by the driver
-        after = loss_of(params, optim.gather_samples(batch, minibatches[-1, 0]), hparams)[1]
+        # The KL after the update is that of the first minibatch of the last epoch; XLA drops the
+        # unused rest of the loss. It moves the learning rate, so it has to be the same on all
+        # devices here, while the driver averages other metrics
+        first = optim.gather_samples(batch, minibatches[-1, 0])
+        _, after = loss_of(params, first, hparams)
         kl = optim.mean_over_devices(after["policy/approx_kl"])
-        learner = learner.replace(
-            params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hparams)
-        )
+        opt_state = optim.adapt_learning_rate(opt_state, kl, hparams)
+        learner = learner.replace(params=params, opt_state=opt_state)
         return learner, metrics | {"policy/approx_kl": kl}
 
     def loss_of(params: Params, batch: Batch, hparams: HParams) -> tuple[jax.Array, optim.Metrics]:
-        """The loss of a minibatch [B, ...], and metrics."""
-        return loss(*outputs(params, batch.obs), batch, hparams)
+        """Loss of a minibatch [B, ...], and metrics."""
+        policy, value = outputs(params, batch.obs)
+        return loss(policy, value, batch, hparams)
 
     def policy_of(learner: Learner, obs: jax.Array) -> nets.Distribution:
-        """The actor's distributions for raw observations."""
-        return outputs(learner.params, nets.normalize(learner.obs_stats, obs))[0]
+        """Distributions over actions for raw observations."""
+        policy, _ = outputs(learner.params, nets.normalize(learner.obs_stats, obs))
+        return policy
 
     def value_of(learner: Learner, obs: jax.Array) -> jax.Array:
-        """The critic's values of raw observations, in units of the rewards."""
-        value = outputs(learner.params, nets.normalize(learner.obs_stats, obs))[1]
+        """Values of raw observations, in units of the rewards."""
+        _, value = outputs(learner.params, nets.normalize(learner.obs_stats, obs))
         return nets.denormalize(learner.return_stats, value)
 
     def outputs(params: Params, obs: jax.Array) -> tuple[nets.Distribution, jax.Array]:
-        """Policy and value for observations as the networks take them; unused outputs cost
-        nothing.
-        """
+        """Policy and value for normalised observations; unused outputs cost nothing."""
         policy, features = actor.apply(params.actor, obs)
         return policy, critic.apply(params.critic, features if args.share_torso else obs)
 
     def init(key: jax.Array, hparams: HParams) -> Learner:
+        """Make the learner before the first update."""
         actor_key, critic_key = jax.random.split(key)
         obs = env.example_obs(1)
         (_, features), actor_params = actor.init_with_output(actor_key, obs)
-        params = Params(
-            actor_params, critic.init(critic_key, features if args.share_torso else obs)
-        )
+        critic_params = critic.init(critic_key, features if args.share_torso else obs)
+        params = Params(actor=actor_params, critic=critic_params)
         return Learner(
             params=params,
             opt_state=optim.adam_init(params, hparams),
@@ -390,9 +428,7 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         )
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely
-        ones.
-        """
+        """Choose actions [B, ...] for raw observations: sampled with a key, else the best known."""
         policy = policy_of(learner, obs)
         return policy.mode() if key is None else policy.sample_with_key(key)
 
@@ -403,8 +439,9 @@ make_algorithm = make_ppo  # the name by which `load_policy` knows it
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
-    """Train as the command line does, also on an environment object or with a callback; see
-    `run_algorithm`.
+    """Train as the command line does, also on an environment object or with a callback.
+
+    `run_algorithm` describes the arguments and the result.
     """
     return run_algorithm(args, __file__, make_ppo, env, callback)
 

@@ -1,5 +1,6 @@
-"""PPO with memory, a recurrent network trained through time (Schulman et al. 2017); docs/ppo-rnn.md
-explains this file.
+"""PPO with memory: a recurrent network trained through time (Schulman et al. 2017).
+
+docs/ppo-rnn.md explains this file.
 
 python algos/ppo_rnn_pmap.py --env MemoryChain-bsuite
 python algos/ppo_rnn_pmap.py --help
@@ -43,8 +44,7 @@ class Args(RecurrentArgs):
     """Lambda of generalized advantage estimation (GAE); 0: one-step TD, 1: Monte Carlo."""
     bptt_length: CountOrZero = 0
     """Length of backpropagation through time in steps, a divisor of --num-steps; 0: the whole
-    rollout.
-    """
+    rollout."""
 
     # optimiser
     update_epochs: Count = 4
@@ -55,8 +55,7 @@ class Args(RecurrentArgs):
     """Initial learning rate of Adam."""
     lr_schedule: Literal["linear", "constant", "kl-adaptive"] = "linear"
     """Learning rate over the run: linear to zero, constant, or adapted so that an update's KL is
-    near --desired-kl.
-    """
+    near --desired-kl."""
     desired_kl: Positive = 0.01
     """KL divergence of an update that --lr-schedule kl-adaptive aims at."""
     target_kl: NonNegative = 0.0
@@ -80,13 +79,10 @@ class Args(RecurrentArgs):
     ent_coef: NonNegative = 0.01
     """Initial entropy coefficient, the weight of the exploration loss."""
     ent_fraction: Fraction = 0.0
-    """Fraction of the run over which the entropy coefficient decays linearly to zero; 0:
-    constant.
-    """
+    """Fraction of the run over which the entropy coefficient decays linearly to 0; 0: constant."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
     """Exploration loss: the policy's entropy, or its symmetric KL to the uniform policy (not for
-    Box actions).
-    """
+    Box actions)."""
 
     # normalisation
     norm_adv: bool = True
@@ -114,20 +110,19 @@ class Args(RecurrentArgs):
     rnn_layers: Layers = 1
     """Number of recurrent layers."""
     rnn_span: CountOrZero = 128
-    """Longest time scale of the recurrent cells at initialisation, in steps (chrono initialisation,
-    Tallec and Ollivier 2018); 0: 2 steps for all.
-    """
+    """Longest time scale of the recurrent cells at initialisation, in steps (chrono
+    initialisation, Tallec and Ollivier 2018); 0: 2 steps for all."""
     obs_prev_action_reward: bool = False
     """Feed the previous action and reward to the recurrent layers too."""
 
     @property
     def samples_per_env(self) -> int:
-        """Parts of a rollout of an environment that minibatches may get: all in one."""
+        """Number of samples that a rollout has for minibatches: its steps stay together."""
         return 1
 
     @property
     def sequence_length(self) -> int:
-        """Steps of a sequence that is learned from."""
+        """Steps of a segment that gradients go through."""
         return self.bptt_length or self.num_steps
 
     def __post_init__(self):
@@ -164,9 +159,7 @@ from pmaprl.algorithm import (
 
 
 class Actor(nn.Module):
-    """The policy, a distribution over actions, the features [T, N, F] that it is made of, and
-    memories.
-    """
+    """Network of the policy: a distribution over actions, its features [T, N, F], and memories."""
 
     args: Args
     env: EnvSpec
@@ -175,16 +168,16 @@ class Actor(nn.Module):
     def __call__(
         self, inputs: nets.Inputs, memory: Any
     ) -> tuple[nets.Distribution, jax.Array, Any]:
-        torso = nets.RecurrentTorso.of(
-            self.args, nets.without_privileged(self.env.observation_space)
-        )
-        x, memory = torso(inputs, memory)
-        return nets.PolicyHead(self.env.action_space)(x, inputs.obs), x, memory
+        space = nets.without_privileged(self.env.observation_space)
+        x, memory = nets.RecurrentTorso.of(self.args, space)(inputs, memory)
+        policy = nets.PolicyHead(self.env.action_space)(x, inputs.obs)
+        return policy, x, memory
 
 
 class Critic(nn.Module):
-    """The value of what was seen, with a memory of its own, or with --share-torso of the actor's
-    features.
+    """Network of the value [T, N], with a memory of its own.
+
+    With --share-torso it takes the actor's features.
     """
 
     args: Args
@@ -193,9 +186,10 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, x: nets.Inputs | jax.Array, memory: Any) -> tuple[jax.Array, Any]:
         if not self.args.share_torso:
-            x, memory = nets.RecurrentTorso.of(self.args, self.env.observation_space)(x, memory)
-        # [T, N]
-        return nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0], memory
+            torso = nets.RecurrentTorso.of(self.args, self.env.observation_space)
+            x, memory = torso(x, memory)
+        value = nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0]
+        return value, memory
 
 
 # --------------------------------------------------------------------------------------------------
@@ -208,12 +202,11 @@ class Params(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What is carried from step to step, [N, ...]."""
+    """Memory that is carried from step to step, [N, ...]."""
 
-    actor: Any  # of recurrent layers
-    # Likewise; () where the critic shares them, and where nothing but the policy is wanted
-    critic: Any
-    action: jax.Array  # the last one as numbers [N, A]
+    actor: Any  # memory of the actor's recurrent layers
+    critic: Any  # memory of the critic's; () if it shares the actor's, or if only the policy acts
+    action: jax.Array  # [N, A] last action, encoded
 
 
 class Learner(struct.PyTreeNode):
@@ -222,11 +215,11 @@ class Learner(struct.PyTreeNode):
     params: Params
     opt_state: optim.AdamState
     obs_stats: Any  # RunningStats of each part of observations, or None
-    return_stats: nets.RunningStats | None  # of value targets: the critic predicts in their units
+    return_stats: nets.RunningStats | None  # statistics of value targets, the critic's units
 
 
 class Extras(NamedTuple):
-    """What a rollout keeps of each step, [T, N, ...]."""
+    """Outputs of the networks that a rollout keeps, [T, N, ...]."""
 
     policy: nets.Distribution  # the distribution that the action came from
     value: jax.Array  # in units of the rewards
@@ -234,12 +227,13 @@ class Extras(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the losses need of each sample, in S segments of K steps that gradients do not leave,
-    [K, S, N, ...].
+    """Samples for the losses, [L, T / L, N, ...].
+
+    They are cut into T / L segments of L steps, which gradients do not leave.
     """
 
     inputs: nets.Inputs
-    memory: Memory  # [1, S, N, ...] at the start of each segment, as it was then
+    memory: Memory  # [1, T / L, N, ...] at the start of each segment, as it was then
     action: jax.Array
     log_prob: jax.Array
     value: jax.Array
@@ -252,12 +246,29 @@ class Batch(NamedTuple):
 
 
 def gae(
-    reward, value, next_value, terminated, truncated, gamma: float, gae_lambda: float
+    reward: jax.Array,
+    value: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    gamma: float,
+    gae_lambda: float,
 ) -> jax.Array:
-    """Advantages [T, N] by generalized advantage estimation (Schulman et al. 2016, eq. 16).
+    """Generalized advantage estimation (Schulman et al. 2016, eq. 16).
 
-    `next_value` is that of the next observation, where the episode was truncated of its last one.
     Termination drops the bootstrap value; termination and truncation both stop the sum.
+
+    Args:
+        reward: [T, N] rewards.
+        value: [T, N] values of the observations.
+        next_value: [T, N] value of the next observation; at a truncation, of the final observation.
+        terminated: [T, N] bool, True where the episode ended, but not by a time limit.
+        truncated: [T, N] bool, True where a time limit ended the episode.
+        gamma: discount factor.
+        gae_lambda: weight of later errors.
+
+    Returns:
+        [T, N] advantages, in units of the rewards.
     """
     delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
     decay = gamma * gae_lambda * (1.0 - (terminated | truncated))
@@ -267,22 +278,32 @@ def gae(
         advantage = delta + decay * advantage
         return advantage, advantage
 
-    return optim.unrolled_scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
+    start = jnp.zeros_like(delta[0])
+    _, advantages = optim.unrolled_scan(backward, start, (delta, decay), reverse=True)
+    return advantages
 
 
 def ratio_bounds(clip_eps: float, clip_mode: str) -> tuple[float, float]:
     """Interval to which the probability ratio is clipped."""
-    return (1 - clip_eps if clip_mode == "ppo" else 1 / (1 + clip_eps)), 1 + clip_eps
+    low = 1 - clip_eps if clip_mode == "ppo" else 1 / (1 + clip_eps)
+    return low, 1 + clip_eps
 
 
-def policy_loss(ratio, advantage, bounds) -> jax.Array:
-    """Clipped surrogate objective of each sample (Schulman et al. 2017, eq. 7), negated."""
-    return -jnp.minimum(ratio * advantage, jnp.clip(ratio, *bounds) * advantage)
+def policy_loss(ratio: jax.Array, advantage: jax.Array, bounds: tuple[float, float]) -> jax.Array:
+    """Clipped surrogate objective of each sample (Schulman et al. 2017, eq. 7), to be minimized."""
+    clipped = jnp.clip(ratio, *bounds)
+    return -jnp.minimum(ratio * advantage, clipped * advantage)
 
 
-def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
-    """Half the squared error of each sample; with `clip_eps` the larger of it and of that after a
-    clipped change.
+def value_loss(
+    value: jax.Array,
+    old_value: jax.Array,
+    target: jax.Array,
+    clip_eps: float | None,
+) -> jax.Array:
+    """Half the squared error of each sample.
+
+    With `clip_eps` it is the larger one of this error and of that after a clipped change.
     """
     error = jnp.square(value - target)
     if clip_eps is not None:
@@ -294,8 +315,16 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
 def loss(
     policy: nets.Distribution, value: jax.Array, batch: Batch, hparams: HParams
 ) -> tuple[jax.Array, optim.Metrics]:
-    """Policy, value and exploration losses of sequences [K, B, ...] (Schulman et al. 2017, eq. 9),
-    and metrics.
+    """Policy, value and exploration loss (Schulman et al. 2017, eq. 9).
+
+    Args:
+        policy: distributions over actions of sequences [L, B].
+        value: [L, B] values.
+        batch: the sequences [L, B, ...].
+        hparams: hyperparameters of this update.
+
+    Returns:
+        The loss [], and metrics [].
     """
     log_ratio = policy.log_prob(batch.action) - batch.log_prob
     ratio = jnp.exp(log_ratio)
@@ -329,25 +358,28 @@ def loss(
 
 
 def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
-    """PPO with memory for `env` as pure functions of one agent on one device."""
+    """Make PPO with memory for `env`, as pure functions of one agent on one device."""
     actor = Actor(args, env)
     critic = Critic(args, env)
 
     def explore(
         learner: Learner, seen: PolicyInput, memory: Memory, noise: jax.Array
     ) -> tuple[jax.Array, Extras, Memory]:
-        """Actions [N, ...] of a step of the rollout, what it keeps of it, and the memory after
-        it.
+        """Sample the actions [N, ...] of a step.
+
+        Returns:
+            Actions, outputs for the rollout to keep, and the memory after the step.
         """
         policy, value, memory = step_networks(learner, seen, memory)
         action = policy.sample(noise)
         memory = memory._replace(action=nets.encode_action(action, env.action_space))
-        return action, Extras(policy, value, memory), memory
+        extras = Extras(policy=policy, value=value, memory=memory)
+        return action, extras, memory
 
     def update(
         learner: Learner, rollout: Rollout, context: UpdateContext
     ) -> tuple[Learner, optim.Metrics]:
-        """One iteration of PPO (algorithm 1), after the rollout: estimate advantages, learn."""
+        """Learn from a rollout [T, N, ...]: estimate advantages, then learn (algorithm 1)."""
         batch, estimate_metrics = estimate(learner, rollout, context.hparams)
         learner, batch = nets.popart(learner, batch)
         learner, learn_metrics = learn(learner, batch, context)
@@ -357,20 +389,29 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
     def estimate(
         learner: Learner, rollout: Rollout, hparams: HParams
     ) -> tuple[Batch, optim.Metrics]:
-        """Advantages and value targets of a rollout, in units of the rewards, in segments [K, S, N,
-        ...].
-        """
+        """Estimate advantages and value targets, in units of the rewards, and cut segments."""
         policy, value, memory = rollout.extras
         last = rollout.last, jax.tree.map(lambda x: x[-1], memory)
-        final = (
-            PolicyInput(rollout.final_obs, jnp.zeros_like(rollout.terminated), rollout.reward),
-            memory,
+        final_input = PolicyInput(
+            obs=rollout.final_obs,
+            first=jnp.zeros_like(rollout.terminated),
+            reward=rollout.reward,
         )
         next_value = rollout.next_values(
-            value, lambda x: step_networks(learner, *x)[1], last, final
+            value,
+            value_of=lambda x: step_networks(learner, *x)[1],
+            last=last,
+            final=(final_input, memory),
         )
-        ends = rollout.terminated, rollout.truncated
-        advantage = gae(rollout.reward, value, next_value, *ends, hparams.gamma, hparams.gae_lambda)
+        advantage = gae(
+            reward=rollout.reward,
+            value=value,
+            next_value=next_value,
+            terminated=rollout.terminated,
+            truncated=rollout.truncated,
+            gamma=hparams.gamma,
+            gae_lambda=hparams.gae_lambda,
+        )
 
         memory_before = jax.tree.map(
             lambda x, after: jnp.concatenate([x[None], after[:-1]]), rollout.memory, memory
@@ -390,23 +431,24 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
     def learn(
         learner: Learner, batch: Batch, context: UpdateContext
     ) -> tuple[Learner, optim.Metrics]:
-        """Epochs of minibatch gradient steps, none after the KL divergence of an epoch exceeds
-        --target-kl.
+        """Take gradient steps on the minibatches of all epochs.
+
+        No epoch counts after one whose KL divergence exceeds --target-kl.
         """
         hparams = context.hparams
-        minibatches = context.minibatches(args.update_epochs, args.num_minibatches)
         # [E, M, B] environments, each with all its steps
-        # [E, M, K, S, B]
+        minibatches = context.minibatches(args.update_epochs, args.num_minibatches)
+        # [E, M, L, T / L, B]
         advantage = jnp.moveaxis(batch.advantage[..., minibatches], (2, 3), (0, 1))
-        advantage = optim.standardize(advantage, axis=(2, 3, 4)) if args.norm_adv else advantage
+        if args.norm_adv:
+            advantage = optim.standardize(advantage, axis=(2, 3, 4))
 
         def step(carry, inputs):
             params, opt_state = carry
             envs, advantage = inputs
-            minibatch = side_by_side(
-                jax.tree.map(lambda x: x[:, :, envs], batch)._replace(advantage=advantage)
-            )
-            # Over all devices
+            minibatch = jax.tree.map(lambda x: x[:, :, envs], batch)._replace(advantage=advantage)
+            minibatch = side_by_side(minibatch)
+            # The mean is over all devices
             grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hparams)
             params, opt_state = optim.adam_step(params, grads, opt_state, hparams)
             return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
@@ -415,39 +457,37 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         (params, opt_state), metrics = optim.run_epochs(
             step, start, (minibatches, advantage), hparams.target_kl
         )
-        # KL after the update, on the first minibatch of the last epoch; XLA drops the unused rest
-        # of the loss
-        after = loss_of(
-            params,
-            side_by_side(jax.tree.map(lambda x: x[:, :, minibatches[-1, 0]], batch)),
-            hparams,
-        )[1]
+        # The KL after the update is that of the first minibatch of the last epoch; XLA drops the
+        # unused rest of the loss
+        first = jax.tree.map(lambda x: x[:, :, minibatches[-1, 0]], batch)
+        _, after = loss_of(params, side_by_side(first), hparams)
         kl = optim.mean_over_devices(after["policy/approx_kl"])
-        learner = learner.replace(
-            params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hparams)
-        )
+        opt_state = optim.adapt_learning_rate(opt_state, kl, hparams)
+        learner = learner.replace(params=params, opt_state=opt_state)
         return learner, metrics | {"policy/approx_kl": kl}
 
     def loss_of(params: Params, batch: Batch, hparams: HParams) -> tuple[jax.Array, optim.Metrics]:
-        """The loss of a minibatch [K, B, ...], and metrics."""
-        policy, value, _ = outputs(params, batch.inputs, jax.tree.map(lambda x: x[0], batch.memory))
+        """Loss of a minibatch [L, B, ...], and metrics."""
+        memory = jax.tree.map(lambda x: x[0], batch.memory)
+        policy, value, _ = outputs(params, batch.inputs, memory)
         return loss(policy, value, batch, hparams)
 
     def step_networks(
         learner: Learner, seen: PolicyInput, memory: Memory
     ) -> tuple[nets.Distribution, jax.Array, Memory]:
-        """Policy and value [N], in units of the rewards, for what is seen now, and the memory after
-        it.
-        """
+        """Policy, value [N] in units of the rewards, and memory after one step."""
         inputs = jax.tree.map(lambda x: x[None], inputs_of(learner, seen, memory))
-        policy, value, after = jax.tree.map(lambda x: x[0], outputs(learner.params, inputs, memory))
+        sequence = outputs(learner.params, inputs, memory)
+        policy, value, after = jax.tree.map(lambda x: x[0], sequence)
         return policy, nets.denormalize(learner.return_stats, value), memory._replace(**after)
 
     def outputs(
         params: Params, inputs: nets.Inputs, memory: Memory
     ) -> tuple[nets.Distribution, jax.Array, dict]:
-        """Policies and values [T, N] of a sequence that begins with `memory`, and the memories
-        after each step.
+        """Policies and values [T, N] of a sequence that begins with `memory`.
+
+        Returns:
+            Policies, values, and the memories of actor and critic after each step.
         """
         policy, features, actor_memory = actor.apply(params.actor, inputs, memory.actor)
         value, critic_memory = critic.apply(
@@ -456,27 +496,33 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         return policy, value, {"actor": actor_memory, "critic": critic_memory}
 
     def inputs_of(learner: Learner, seen: PolicyInput, memory: Memory) -> nets.Inputs:
-        """What the networks take where this is seen, [..., N]."""
+        """Inputs of the networks [..., N, ...] for raw observations."""
         return nets.Inputs.of(seen, memory.action, nets.normalize(learner.obs_stats, seen.obs))
 
     def new_memory(count: int) -> Memory:
-        """Of `count` environments whose episodes begin, for the policy alone."""
-        layers = nets.initial_memory(args.rnn, args.rnn_size, args.rnn_layers, count)
-        return Memory(layers, (), jnp.zeros((count, flat_size(env.action_space))))
+        """Memory of the policy alone, for `count` environments whose episodes begin."""
+        return Memory(
+            actor=nets.initial_memory(args.rnn, args.rnn_size, args.rnn_layers, count),
+            critic=(),
+            action=jnp.zeros((count, flat_size(env.action_space))),
+        )
 
     def with_critic(memory: Memory) -> Memory:
+        """Add the critic's memory, which begins as the actor's does."""
         return memory if args.share_torso else memory._replace(critic=memory.actor)
 
     def init(key: jax.Array, hparams: HParams) -> Learner:
+        """Make the learner before the first update."""
         actor_key, critic_key = jax.random.split(key)
         obs = env.example_obs(1)
         memory = new_memory(1)
-        inputs = jax.tree.map(lambda x: x[None], nets.Inputs.of(at_start(obs), memory.action, obs))
+        inputs = nets.Inputs.of(at_start(obs), memory.action, obs)
+        inputs = jax.tree.map(lambda x: x[None], inputs)
         (_, features, _), actor_params = actor.init_with_output(actor_key, inputs, memory.actor)
-        params = Params(
-            actor_params,
-            critic.init(critic_key, features if args.share_torso else inputs, memory.actor),
+        critic_params = critic.init(
+            critic_key, features if args.share_torso else inputs, memory.actor
         )
+        params = Params(actor=actor_params, critic=critic_params)
         return Learner(
             params=params,
             opt_state=optim.adam_init(params, hparams),
@@ -487,26 +533,35 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
     def act(
         learner: Learner, seen: PolicyInput, memory: Memory, key: jax.Array | None = None
     ) -> tuple[jax.Array, Memory]:
-        """Actions [B, ...] for what is seen [B, ...], sampled with a key, else the most likely
-        ones; and the memory.
+        """Choose actions [B, ...] for inputs [B, ...]: sampled with a key, else the most likely.
+
+        Returns:
+            Actions, and the memory after the step.
         """
-        # Its values are not computed
+        # XLA drops the values, which are not used
         policy, _, memory = step_networks(learner, seen, with_critic(memory))
         action = policy.mode() if key is None else policy.sample_with_key(key)
-        return action, memory._replace(
-            critic=(), action=nets.encode_action(action, env.action_space)
-        )
+        encoded = nets.encode_action(action, env.action_space)
+        return action, memory._replace(critic=(), action=encoded)
 
-    memories = new_memory, lambda count: with_critic(new_memory(count))
-    return OnPolicy(init, explore, update, act, *memories, wants_reward=args.obs_prev_action_reward)
+    return OnPolicy(
+        init=init,
+        explore=explore,
+        update=update,
+        act=act,
+        initial_memory=new_memory,
+        training_memory=lambda count: with_critic(new_memory(count)),
+        wants_reward=args.obs_prev_action_reward,
+    )
 
 
 make_algorithm = make_ppo_rnn  # the name by which `load_policy` knows it
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
-    """Train as the command line does, also on an environment object or with a callback; see
-    `run_algorithm`.
+    """Train as the command line does, also on an environment object or with a callback.
+
+    `run_algorithm` describes the arguments and the result.
     """
     return run_algorithm(args, __file__, make_ppo_rnn, env, callback)
 

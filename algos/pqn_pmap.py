@@ -1,5 +1,6 @@
-"""Parallelised Q-Network (Gallici et al. 2025), data-parallel over every device; docs/pqn.md
-explains this file.
+"""Parallelised Q-Network (Gallici et al. 2025), data-parallel over every device.
+
+docs/pqn.md explains this file.
 
 python algos/pqn_pmap.py --env CartPole-v1
 python algos/pqn_pmap.py --help
@@ -41,8 +42,7 @@ class Args(RecurrentArgs):
     """Discount factor."""
     q_lambda: Discount = 0.95
     """Lambda of Q(lambda) returns; 0: one-step Q-learning, 1: discounted rewards to the end of the
-    rollout.
-    """
+    rollout."""
     bootstrap_truncated: bool = True
     """Bootstrap from the true last observation at a time limit, else count the limit as a
     termination."""
@@ -99,15 +99,12 @@ class Args(RecurrentArgs):
     rnn_layers: Layers = 1
     """Number of recurrent layers."""
     rnn_span: CountOrZero = 128
-    """Longest time scale of the recurrent cells at initialisation, in steps (chrono initialisation,
-    Tallec and Ollivier 2018); 0: 2 steps for all.
-    """
+    """Longest time scale of the recurrent cells at initialisation, in steps (chrono
+    initialisation, Tallec and Ollivier 2018); 0: 2 steps for all."""
 
     @property
     def samples_per_env(self) -> int:
-        """Parts of a rollout of an environment that minibatches may get: its steps, or with memory
-        all in one.
-        """
+        """Samples of a rollout for minibatches: its steps, which stay together with memory."""
         return self.num_steps if self.rnn == "none" else 1
 
     def __post_init__(self):
@@ -140,7 +137,7 @@ from pmaprl.algorithm import (
 
 
 class QNetwork(nn.Module):
-    """Q values [T, N, A] of all actions, and the memories after each step."""
+    """Network of the Q values [T, N, n] of all actions, and the memories after each step."""
 
     args: Args
     env: EnvSpec
@@ -148,11 +145,11 @@ class QNetwork(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array, first: jax.Array, memory: Any) -> tuple[jax.Array, Any]:
         args = self.args
-        x = nets.Torso.of(args, nets.without_privileged(self.env.observation_space))(obs)
-        x, memory = nets.Recurrent(args.rnn, args.rnn_size, args.rnn_span, args.dtype)(
-            x, first, memory
-        )
-        # Obs has the action mask, if there is one
+        space = nets.without_privileged(self.env.observation_space)
+        x = nets.Torso.of(args, space)(obs)
+        layers = nets.Recurrent(args.rnn, args.rnn_size, args.rnn_span, args.dtype)
+        x, memory = layers(x, first, memory)
+        # Observations hold the action mask, if there is one
         return nets.QHead(self.env.action_space)(x, obs), memory
 
 
@@ -170,19 +167,17 @@ class Learner(struct.PyTreeNode):
 
 
 class Extras(NamedTuple):
-    """What a rollout keeps of each step, [T, N, ...]."""
+    """Outputs of the network that a rollout keeps, [T, N, ...]."""
 
-    value: jax.Array  # of the best action
-    memory: Any  # of recurrent layers after the step; () without
+    value: jax.Array  # value of the best action
+    memory: Any  # memory of recurrent layers after the step; () without
 
 
 class Batch(NamedTuple):
-    """What the loss needs of each sample, [1, T * N, ...], or with memory of whole sequences [T, N,
-    ...].
-    """
+    """Samples for the loss: steps [1, T * N, ...], or with memory sequences [T, N, ...]."""
 
     obs: jax.Array  # as the network takes it
-    first: jax.Array  # bool: an episode begins here
+    first: jax.Array  # bool, True where an episode begins
     memory: Any  # [1, N, ...] before the first step, as it was then
     action: jax.Array
     target: jax.Array
@@ -193,32 +188,52 @@ class Batch(NamedTuple):
 
 
 def q_lambda_returns(
-    reward, next_value, terminated, truncated, gamma: float, q_lambda: float
+    reward: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    gamma: float,
+    q_lambda: float,
 ) -> jax.Array:
-    """Peng's Q(lambda) returns [T, N] (Peng & Williams 1996): the mean of n-step returns with
-    weights lambda^n.
+    """Peng's Q(lambda) returns (Peng & Williams 1996): means of n-step returns, weight lambda^n.
 
-    `next_value` is that of the best action in the next observation, where the episode was truncated
-    in its last one. Termination drops it; truncation and the end of the rollout leave nothing but
-    it.
+    Termination drops the bootstrap value. At a truncation and at the end of the rollout, nothing
+    but it follows.
+
+    Args:
+        reward: [T, N] rewards.
+        next_value: [T, N] value of the best action in the next observation; at a truncation, in the
+            final observation.
+        terminated: [T, N] bool, True where the episode ended, but not by a time limit.
+        truncated: [T, N] bool, True where a time limit ended the episode.
+        gamma: discount factor.
+        q_lambda: weight of longer returns.
+
+    Returns:
+        [T, N] returns.
     """
 
     def backward(following, inputs):
         reward, next_value, terminated, truncated = inputs
-        following = jnp.where(
-            truncated, next_value, next_value + q_lambda * (following - next_value)
-        )
+        mixed = next_value + q_lambda * (following - next_value)
+        following = jnp.where(truncated, next_value, mixed)
         total = reward + gamma * jnp.where(terminated, 0.0, following)
         return total, total
 
-    return optim.unrolled_scan(
-        backward, next_value[-1], (reward, next_value, terminated, truncated), reverse=True
-    )[1]
+    inputs = reward, next_value, terminated, truncated
+    _, returns = optim.unrolled_scan(backward, next_value[-1], inputs, reverse=True)
+    return returns
 
 
 def loss(q: jax.Array, batch: Batch) -> tuple[jax.Array, optim.Metrics]:
-    """Half the mean squared error of the values of the actions taken, those of all being `q` [...,
-    A]; and metrics.
+    """Half the mean squared error of the values of the actions taken.
+
+    Args:
+        q: [..., n] Q values of all actions.
+        batch: the samples [...].
+
+    Returns:
+        The loss [], and metrics [].
     """
     taken = jnp.take_along_axis(q, batch.action[..., None], axis=-1)[..., 0]
     error = taken - batch.target
@@ -236,8 +251,10 @@ def loss(q: jax.Array, batch: Batch) -> tuple[jax.Array, optim.Metrics]:
 
 
 def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
-    """PQN for `env` as pure functions of one agent on one device. Raises UsageError unless actions
-    are Discrete.
+    """Make PQN for `env`, as pure functions of one agent on one device.
+
+    Raises:
+        UsageError: actions are not Discrete.
     """
     nets.check_discrete(env, "algos/ppo_pmap.py")
     network = QNetwork(args, env)
@@ -245,97 +262,102 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
     def explore(
         learner: Learner, seen: PolicyInput, memory: Any, noise: jax.Array
     ) -> tuple[jax.Array, Extras, Any]:
-        """Epsilon-greedy actions [N] of a step of the rollout, what it keeps of it, and the memory
-        after it.
+        """Sample epsilon-greedy actions [N] of a step.
+
+        Returns:
+            Actions, outputs for the rollout to keep, and the memory after the step.
         """
         q, memory = q_of(learner, seen.obs, seen.first, memory)
         action = nets.epsilon_greedy(q, learner.epsilon, seen.obs).sample(noise)
-        return action, Extras(jnp.max(q, axis=-1), memory), memory
+        extras = Extras(value=jnp.max(q, axis=-1), memory=memory)
+        return action, extras, memory
 
     def update(
         learner: Learner, rollout: Rollout, context: UpdateContext
     ) -> tuple[Learner, optim.Metrics]:
-        """One iteration of PQN (algorithm 1), after the rollout [T, N, ...]: compute returns,
-        learn.
-        """
+        """Learn from a rollout [T, N, ...]: compute returns, then learn (algorithm 1)."""
         batch = estimate(learner, rollout, context.hparams)
         learner, metrics = learn(learner, batch, context)
         obs_stats = nets.update_stats(learner.obs_stats, rollout.obs)
         return learner.replace(obs_stats=obs_stats, epsilon=context.hparams.epsilon), metrics
 
     def estimate(learner: Learner, rollout: Rollout, hparams: HParams) -> Batch:
-        """The Q(lambda) returns of a rollout, in scaled rewards, and what else to learn from, as
-        samples.
-        """
+        """Compute Q(lambda) returns, in units of the scaled rewards."""
         value, memory = rollout.extras
         last = rollout.last.obs, rollout.last.first, jax.tree.map(lambda x: x[-1], memory)
-        # Where an episode was truncated
         final = rollout.final_obs, jnp.zeros_like(rollout.terminated), memory
-        next_value = rollout.next_values(value, lambda x: value_of(learner, *x), last, final)
-        ends = (
-            rollout.terminated | (rollout.truncated & (not args.bootstrap_truncated)),
-            rollout.truncated,
+        next_value = rollout.next_values(
+            value,
+            value_of=lambda x: value_of(learner, *x),
+            last=last,
+            final=final,
         )
+        # Without a bootstrap, a time limit counts as a termination
+        cut = rollout.truncated & (not args.bootstrap_truncated)
         target = q_lambda_returns(
-            hparams.reward_scale * rollout.reward,
-            next_value,
-            *ends,
-            hparams.gamma,
-            hparams.q_lambda,
+            reward=hparams.reward_scale * rollout.reward,
+            next_value=next_value,
+            terminated=rollout.terminated | cut,
+            truncated=rollout.truncated,
+            gamma=hparams.gamma,
+            q_lambda=hparams.q_lambda,
         )
-        obs = nets.normalize(learner.obs_stats, rollout.obs)
-        memory = jax.tree.map(lambda x: x[None], rollout.memory)
         batch = Batch(
-            obs=obs, first=rollout.seen.first, memory=memory, action=rollout.action, target=target
+            obs=nets.normalize(learner.obs_stats, rollout.obs),
+            first=rollout.seen.first,
+            memory=jax.tree.map(lambda x: x[None], rollout.memory),
+            action=rollout.action,
+            target=target,
         )
-        return (
-            batch
-            if args.rnn != "none"
-            else jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
-        )
+        if args.rnn != "none":
+            return batch
+        return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
 
     def learn(
         learner: Learner, batch: Batch, context: UpdateContext
     ) -> tuple[Learner, optim.Metrics]:
-        """Epochs of minibatch gradient steps."""
+        """Take gradient steps on the minibatches of all epochs."""
         # [E, M, B] samples or sequences
         minibatches = context.minibatches(args.update_epochs, args.num_minibatches)
 
         def step(carry, indices):
             params, opt_state = carry
             minibatch = jax.tree.map(lambda x: x[:, indices], batch)
-            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch)  # over all devices
+            # The mean is over all devices
+            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch)
             params, opt_state = optim.adam_step(params, grads, opt_state, context.hparams)
             return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
 
-        (params, opt_state), metrics = optim.run_epochs(
-            step, (learner.params, learner.opt_state), minibatches
-        )
+        start = learner.params, learner.opt_state
+        (params, opt_state), metrics = optim.run_epochs(step, start, minibatches)
         return learner.replace(params=params, opt_state=opt_state), metrics
 
     def loss_of(params: Any, batch: Batch) -> tuple[jax.Array, optim.Metrics]:
-        """The loss of a minibatch [1, B, ...] or [T, B, ...], and metrics."""
-        q, _ = network.apply(
-            params, batch.obs, batch.first, jax.tree.map(lambda x: x[0], batch.memory)
-        )
+        """Loss of a minibatch [1, B, ...] or [T, B, ...], and metrics."""
+        memory = jax.tree.map(lambda x: x[0], batch.memory)
+        q, _ = network.apply(params, batch.obs, batch.first, memory)
         return loss(q, batch)
 
     def q_of(
         learner: Learner, obs: jax.Array, first: jax.Array, memory: Any
     ) -> tuple[jax.Array, Any]:
-        """Q values [N, A] for raw observations [N, ...], and the memory after them."""
-        inputs = jax.tree.map(lambda x: x[None], (nets.normalize(learner.obs_stats, obs), first))
-        return jax.tree.map(lambda x: x[0], network.apply(learner.params, *inputs, memory))
+        """Q values [N, n] for raw observations [N, ...], and the memory after them."""
+        obs = nets.normalize(learner.obs_stats, obs)
+        inputs = jax.tree.map(lambda x: x[None], (obs, first))
+        sequence = network.apply(learner.params, *inputs, memory)
+        return jax.tree.map(lambda x: x[0], sequence)
 
     def value_of(learner: Learner, obs: jax.Array, first: jax.Array, memory: Any) -> jax.Array:
-        """The value [N] of the best action for raw observations."""
-        return jnp.max(q_of(learner, obs, first, memory)[0], axis=-1)
+        """Value [N] of the best action for raw observations."""
+        q, _ = q_of(learner, obs, first, memory)
+        return jnp.max(q, axis=-1)
 
     def new_memory(count: int) -> Any:
-        """Of `count` environments whose episodes begin."""
+        """Memory of `count` environments whose episodes begin."""
         return nets.initial_memory(args.rnn, args.rnn_size, args.rnn_layers, count)
 
     def init(key: jax.Array, hparams: HParams) -> Learner:
+        """Make the learner before the first update."""
         params = network.init(key, env.example_obs(1, 1), jnp.ones((1, 1), bool), new_memory(1))
         return Learner(
             params=params,
@@ -347,13 +369,16 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
     def act(
         learner: Learner, seen: PolicyInput, memory: Any, key: jax.Array | None = None
     ) -> tuple[jax.Array, Any]:
-        """Actions [B] for what is seen [B, ...], with a key epsilon-greedy, else the best ones; and
-        the memory.
+        """Choose actions [B] for inputs [B, ...]: epsilon-greedy with a key, else the best.
+
+        Returns:
+            Actions, and the memory after the step.
         """
         q, memory = q_of(learner, seen.obs, seen.first, memory)
         if key is None:
             return jnp.argmax(q, axis=-1), memory
-        return nets.epsilon_greedy(q, args.epsilon_end, seen.obs).sample_with_key(key), memory
+        policy = nets.epsilon_greedy(q, args.epsilon_end, seen.obs)
+        return policy.sample_with_key(key), memory
 
     return OnPolicy(init=init, explore=explore, update=update, act=act, initial_memory=new_memory)
 
@@ -362,8 +387,9 @@ make_algorithm = make_pqn  # the name by which `load_policy` knows it
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
-    """Train as the command line does, also on an environment object or with a callback; see
-    `run_algorithm`.
+    """Train as the command line does, also on an environment object or with a callback.
+
+    `run_algorithm` describes the arguments and the result.
     """
     return run_algorithm(args, __file__, make_pqn, env, callback)
 

@@ -1,5 +1,6 @@
-"""Soft Actor-Critic (Haarnoja et al. 2018), data-parallel over every device; docs/sac.md explains
-this file.
+"""Soft Actor-Critic (Haarnoja et al. 2018), data-parallel over every device.
+
+docs/sac.md explains this file.
 
 python algos/sac_pmap.py --env Pendulum-v1
 python algos/sac_pmap.py --help
@@ -42,8 +43,7 @@ class Args(OffPolicyArgs):
     # recipe
     recipe: Literal["sac", "crossq", "simba", "xqc"] = "sac"
     """Algorithm whose defaults the other flags take: SAC, or, for fewer steps, CrossQ, SimBa or
-    XQC; see --recipe NAME --help.
-    """
+    XQC; see --recipe NAME --help."""
 
     # optimiser
     policy_lr: Positive = 3e-4
@@ -81,8 +81,7 @@ class Args(OffPolicyArgs):
     """Entropy temperature, with --autotune its initial value."""
     target_entropy_scale: Scale | None = None
     """Target entropy, in units of -|A| for Box actions (default: 1), of log n for n discrete ones
-    (default: 0.5).
-    """
+    (default: 0.5)."""
 
     # normalisation
     normalize_obs: bool = False
@@ -109,8 +108,7 @@ class Args(OffPolicyArgs):
     """Widths of the hidden layers of each Q function (default: --hidden-sizes)."""
     log_std_min: Annotated[float, Bounds(at_most=1)] = -5.0
     """Lowest logarithm of the policy's standard deviation for Box actions, at most 1; the highest
-    is 2.
-    """
+    is 2."""
     squash_log_std: bool = True
     """Squash the log standard deviation into its range by a tanh, else clip it."""
 
@@ -152,7 +150,7 @@ from pmaprl.algorithm import (
 
 
 class Actor(nn.Module):
-    """The policy: a distribution over actions."""
+    """Network of the policy, a distribution over actions."""
 
     args: Args
     obs_space: Space
@@ -163,22 +161,20 @@ class Actor(nn.Module):
         self, obs: jax.Array, train: bool = False
     ) -> nets.Categoricals | nets.SquashedNormal:
         args = self.args
-        layer = {"dtype": self.args.dtype}
+        layer = {"dtype": args.dtype}
         x = nets.Features(self.obs_space, args.activation, layer)(obs)
-        x = nets.MLP(args.hidden_sizes, args.activation, layer, args.actor_norm, args.residual)(
-            x, train
-        )
+        mlp = nets.MLP(args.hidden_sizes, args.activation, layer, args.actor_norm, args.residual)
+        x = mlp(x, train)
         if isinstance(self.action_space, Discrete):
-            policy = nets.Categoricals(
-                nn.Dense(self.action_space.n)(x), self.action_space.nvec, scalar=True
-            )
+            logits = nn.Dense(self.action_space.n)(x)
+            policy = nets.Categoricals(logits, self.action_space.nvec, scalar=True)
             return policy.only(nets.legal_actions(obs))
         x = nn.Dense(2 * math.prod(self.action_space.shape))(x)
         return nets.SquashedNormal.of(x, args.log_std_min, args.squash_log_std)
 
 
 class QFunction(nn.Module):
-    """One Q function: returns [B] of a Box action, or [B, n] of all discrete actions."""
+    """Network of one Q function: returns [B] of a Box action, or [B, n] of all discrete actions."""
 
     args: Args
     obs_space: Space
@@ -189,19 +185,17 @@ class QFunction(nn.Module):
         self, obs: jax.Array, action: jax.Array | None = None, train: bool = False
     ) -> nets.ValueDistribution:
         args = self.args
-        layer = {"dtype": self.args.dtype}
+        layer = {"dtype": args.dtype}
         widths = args.critic_hidden_sizes or args.hidden_sizes
         x = nets.Features(self.obs_space, args.activation, layer)(obs)
-        layers = nets.MLP(widths, args.activation, layer, args.critic_norm, args.residual)
+        mlp = nets.MLP(widths, args.activation, layer, args.critic_norm, args.residual)
         if isinstance(self.action_space, Discrete):
             n = self.action_space.n
-            outputs = nn.Dense(n * args.critic_bins)(layers(x, train)).reshape(
-                -1, n, args.critic_bins
-            )
+            head = nn.Dense(n * args.critic_bins)
+            outputs = head(mlp(x, train)).reshape(-1, n, args.critic_bins)
         else:
-            outputs = nn.Dense(args.critic_bins)(
-                layers(jnp.concatenate([x, action], axis=-1), train)
-            )
+            head = nn.Dense(args.critic_bins)
+            outputs = head(mlp(jnp.concatenate([x, action], axis=-1), train))
         return nets.ValueDistribution.of(outputs, -args.critic_limit, args.critic_limit)
 
 
@@ -212,8 +206,7 @@ class QFunction(nn.Module):
 class Params(NamedTuple):
     actor: Any
     critics: Any
-    # Slowly following `critics`, or None: then `critics` are, and XLA makes one pass of equal ones
-    targets: Any
+    targets: Any  # target critics; None: `critics` serve, and XLA makes one pass of equal ones
     log_alpha: jax.Array  # [] logarithm of the temperature
 
 
@@ -236,28 +229,48 @@ class Learner(struct.PyTreeNode):
 # maths
 
 
-def td_target(reward, terminated, next_q, next_entropy, alpha, gamma: float) -> jax.Array:
-    """Target of both Q functions (Haarnoja et al. 2018b, eq. 2 and 3): reward + gamma * soft value
-    of what follows.
+def td_target(
+    reward: jax.Array,
+    terminated: jax.Array,
+    next_q: jax.Array,
+    next_entropy: jax.Array,
+    alpha: jax.Array,
+    gamma: float,
+) -> jax.Array:
+    """Target of both Q functions: reward + gamma * soft value of the next observation.
+
+    Haarnoja et al. 2018b, eq. 2 and 3.
+
+    Args:
+        reward: [B] rewards.
+        terminated: [B] bool, True where the episode ended, but not by a time limit.
+        next_q: [..., B] smaller Q value of the next action.
+        next_entropy: [B] entropy of the policy at the next observation, in nats.
+        alpha: [] temperature.
+        gamma: discount factor.
+
+    Returns:
+        [..., B] targets.
     """
-    return reward + gamma * jnp.where(terminated, 0.0, next_q + alpha * next_entropy)
+    soft_value = next_q + alpha * next_entropy
+    return reward + gamma * jnp.where(terminated, 0.0, soft_value)
 
 
 def adam(
     learning_rate: float | jax.Array, hparams: HParams, weight_decay: float = 0.0
 ) -> optax.GradientTransformation:
-    """The optimizer (Kingma & Ba 2015), with the averages that `hparams` says; AdamW where networks
-    have a weight decay.
-    """
-    decay = {"weight_decay": weight_decay} if hparams.weight_decay else {}
-    return (optax.adamw if decay else optax.adam)(
-        learning_rate, hparams.adam_b1, hparams.adam_b2, **decay
-    )
+    """Adam (Kingma & Ba 2015) with the averages that `hparams` has; with a weight decay, AdamW."""
+    if hparams.weight_decay:
+        return optax.adamw(
+            learning_rate, hparams.adam_b1, hparams.adam_b2, weight_decay=weight_decay
+        )
+    return optax.adam(learning_rate, hparams.adam_b1, hparams.adam_b2)
 
 
 def target_entropy(space: Space, scale: float | None) -> float:
-    """Entropy in nats that --autotune steers to: -|A| for a Box scaled to -1 .. 1, half of log n
-    for n actions.
+    """Entropy in nats that --autotune steers to.
+
+    Its default is -|A| for a Box scaled to -1 .. 1, and half of log n for n actions.
     """
     if isinstance(space, Discrete):
         return (0.5 if scale is None else scale) * math.log(space.n)
@@ -265,10 +278,13 @@ def target_entropy(space: Space, scale: float | None) -> float:
 
 
 def entropy_scales(space: Space) -> tuple[float, float]:
-    """Lowest and highest --target-entropy-scale that a policy can reach: none has more entropy than
-    the uniform one.
+    """Lowest and highest --target-entropy-scale that a policy can reach.
+
+    No policy has more entropy than the uniform one.
     """
-    return (-math.inf, 1.0) if isinstance(space, Discrete) else (-math.log(2), math.inf)
+    if isinstance(space, Discrete):
+        return -math.inf, 1.0
+    return -math.log(2), math.inf
 
 
 # --------------------------------------------------------------------------------------------------
@@ -276,14 +292,16 @@ def entropy_scales(space: Space) -> tuple[float, float]:
 
 
 def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
-    """SAC for `env` as pure functions of one agent on one device. Raises UsageError for other
-    actions.
+    """Make SAC for `env`, as pure functions of one agent on one device.
+
+    Raises:
+        UsageError: actions are neither a Box nor Discrete, or no policy has the target entropy.
     """
     nets.check_squashable(env, "algos/ppo_pmap.py")
     discrete = isinstance(env.action_space, Discrete)
     actor = Actor(args, nets.without_privileged(env.observation_space), env.action_space)
-    # [2, B] or [2, B, n]
-    critics = nets.Ensemble(QFunction(args, env.observation_space, env.action_space), 2)
+    q_function = QFunction(args, env.observation_space, env.action_space)
+    critics = nets.Ensemble(q_function, 2)  # returns [2, B] or [2, B, n]
     low, high = entropy_scales(env.action_space)
     for scale in args.values_of("target_entropy_scale"):
         if scale is not None and not low <= scale <= high:
@@ -293,15 +311,14 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
             )
 
     def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> jax.Array:
-        """Actions [N, ...] as the replay buffer keeps them, within -1 .. 1."""
+        """Sample the actions [N, ...] of a step, as the buffer keeps them, within -1 .. 1."""
         return policy_of(learner, obs).sample(noise)
 
     def update(
         learner: Learner, batch: Transition, context: UpdateContext
     ) -> tuple[Learner, optim.Metrics]:
-        """One step of both Q functions, of their targets, and, when it is due, of policy and
-        temperature.
-        """
+        """Update the Q functions, their targets, and, if it is due, policy and temperature."""
+        hparams = context.hparams
         obs, next_obs = (nets.normalize(learner.obs_stats, x) for x in (batch.obs, batch.next_obs))
         reward = batch.reward / learner.return_stats.std if args.normalize_rewards else batch.reward
         batch = batch._replace(obs=obs, next_obs=next_obs, reward=reward)
@@ -309,41 +326,47 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         next_noise, noise = (
             None if discrete else optim.noise_like(keys, batch.action) for keys in context.keys
         )
-        learner, metrics = update_critics(learner, batch, next_noise, context.hparams)
+        learner, metrics = update_critics(learner, batch, next_noise, hparams)
         if args.target_networks:
             params = learner.params
-            tau = jnp.where(context.updates % args.target_frequency == 0, context.hparams.tau, 0.0)
+            target_due = context.updates % args.target_frequency == 0
+            tau = jnp.where(target_due, hparams.tau, 0.0)
             targets = jax.tree.map(
                 lambda old, new: old + tau * (new - old), params.targets, params.critics
             )
             learner = learner.replace(params=params._replace(targets=targets))
-        due = context.updates % args.policy_frequency == 0
+        policy_due = context.updates % args.policy_frequency == 0
         learner, policy_metrics = optim.update_if(
-            due, lambda learner: update_policy(learner, batch, noise, context.hparams), learner
+            policy_due, lambda learner: update_policy(learner, batch, noise, hparams), learner
         )
         return learner, metrics | policy_metrics
 
     def update_critics(
-        learner: Learner, batch: Transition, noise: jax.Array, hparams: HParams
-    ) -> tuple[Learner, dict]:
-        """One gradient step of both Q functions."""
+        learner: Learner, batch: Transition, noise: jax.Array | None, hparams: HParams
+    ) -> tuple[Learner, optim.Metrics]:
+        """Take a gradient step of both Q functions."""
         params = learner.params
         opt_states = learner.opt_states
         alpha = temperature(learner, hparams)
         next_policy = actor.apply(params.actor, batch.next_obs)
         next_action, next_entropy = sample_action(next_policy, noise)
-        pairs = (batch.obs, batch.action), (batch.next_obs, next_action)
-        next_q = min_q(
-            nets.joint_forward(critics, params.targets or params.critics, *pairs)[1], next_policy
-        )
-        # [K, B]
+        now = batch.obs, batch.action
+        following = batch.next_obs, next_action
+        targets = params.targets or params.critics
+        _, next_q, _ = nets.joint_forward(critics, targets, now, following)
+        next_q = min_q(next_q, next_policy)
         atoms = td_target(
-            batch.reward, batch.terminated, next_q.atoms.T, next_entropy, alpha, hparams.gamma
+            reward=batch.reward,
+            terminated=batch.terminated,
+            next_q=next_q.atoms.T,  # [Z, B]
+            next_entropy=next_entropy,
+            alpha=alpha,
+            gamma=hparams.gamma,
         )
         target = next_q.replace(atoms=atoms.T)
 
         def loss(variables):
-            q, _, stats = nets.joint_forward(critics, variables, *pairs)
+            q, _, stats = nets.joint_forward(critics, variables, now, following)
             q = q.of_actions(batch.action) if discrete else q
             losses = jnp.mean(q.error(target), axis=-1)  # [2]
             means = jnp.mean(q.mean(), axis=-1)
@@ -354,58 +377,56 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
                 "q/mean1": means[0],
                 "q/mean2": means[1],
             }
-            metrics |= {"q/outside": jnp.mean(target.outside())} if args.critic_bins > 1 else {}
-            return jnp.sum(losses), (
-                metrics | {"q/target": jnp.mean(target.mean()), "q/td_error": td_error},
-                stats,
-            )
+            if args.critic_bins > 1:
+                metrics["q/outside"] = jnp.mean(target.outside())
+            total = jnp.sum(losses)
+            metrics |= {"q/target": jnp.mean(target.mean()), "q/td_error": td_error}
+            return total, (metrics, stats)
 
-        optimizer = (
-            adam(hparams.q_lr, hparams, args.weight_decay),
-            opt_states.critics,
-            args.weight_norm,
+        new_critics, opt_state, metrics, norm = optim.gradient_step(
+            loss,
+            params.critics,
+            optimizer=adam(hparams.q_lr, hparams, args.weight_decay),
+            state=opt_states.critics,
+            weight_norm=args.weight_norm,
         )
-        new, opt_state, metrics, norm = optim.gradient_step(loss, params.critics, *optimizer)
-        params = params._replace(critics=new)
-        opt_states = opt_states._replace(critics=opt_state)
-        return learner.replace(params=params, opt_states=opt_states), metrics | {
-            "grad/q_norm": norm
-        }
+        learner = learner.replace(
+            params=params._replace(critics=new_critics),
+            opt_states=opt_states._replace(critics=opt_state),
+        )
+        return learner, metrics | {"grad/q_norm": norm}
 
     def update_policy(
-        learner: Learner, batch: Transition, noise: jax.Array, hparams: HParams
-    ) -> tuple[Learner, dict]:
-        """One gradient step of the policy and, with --autotune, of the temperature."""
+        learner: Learner, batch: Transition, noise: jax.Array | None, hparams: HParams
+    ) -> tuple[Learner, optim.Metrics]:
+        """Take a gradient step of the policy and, with --autotune, of the temperature."""
         params = learner.params
         opt_states = learner.opt_states
         alpha = temperature(learner, hparams)
         target = target_entropy(env.action_space, hparams.target_entropy_scale)
-        # With a mask: the same share of the largest possible entropy
+        # With a mask the target is the same share of the largest possible entropy
         legal = nets.legal_actions(batch.obs)
         scale = target / math.log(env.action_space.n) if discrete else 1.0
-        masked = (
-            {}
-            if legal is None
-            else {"policy/target_entropy": scale * jnp.mean(nets.largest_entropy(legal))}
-        )
+        masked = {}
+        if legal is not None:
+            masked["policy/target_entropy"] = scale * jnp.mean(nets.largest_entropy(legal))
 
         def loss(variables):
             policy, stats = actor.apply(variables, batch.obs, train=True, mutable="batch_stats")
             action, entropy = sample_action(policy, noise)
             q = min_q(critics.apply(params.critics, batch.obs, action), policy).mean()
             value = -jnp.mean(q + alpha * entropy)
-            return value, (
-                {"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | masked,
-                stats,
-            )
+            metrics = {"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | masked
+            return value, (metrics, stats)
 
-        optimizer = (
-            adam(hparams.policy_lr, hparams, args.weight_decay),
-            opt_states.actor,
-            args.weight_norm,
+        new_actor, opt_state, metrics, norm = optim.gradient_step(
+            loss,
+            params.actor,
+            optimizer=adam(hparams.policy_lr, hparams, args.weight_decay),
+            state=opt_states.actor,
+            weight_norm=args.weight_norm,
         )
-        new, opt_state, metrics, norm = optim.gradient_step(loss, params.actor, *optimizer)
-        params = params._replace(actor=new)
+        params = params._replace(actor=new_actor)
         opt_states = opt_states._replace(actor=opt_state)
         # The gradient of log_alpha * (entropy - target), with the entropy over all devices
         if args.autotune:
@@ -419,11 +440,13 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         return learner.replace(params=params, opt_states=opt_states), metrics
 
     def temperature(learner: Learner, hparams: HParams) -> jax.Array:
+        """Weight [] of the entropy."""
         return jnp.exp(learner.params.log_alpha) if args.autotune else jnp.float32(hparams.alpha)
 
     def sample_action(policy: Any, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Actions [B, ...] and the policy's entropy [B] in expectation. Discrete Q functions are of
-        all actions.
+        """Sample actions [B, ...], and estimate the policy's entropy [B].
+
+        Discrete policies need no sample: their Q functions have a value for every action.
         """
         if discrete:
             return jnp.zeros(policy.logits.shape[:1], jnp.int32), policy.entropy()
@@ -431,50 +454,57 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         return action, -log_prob
 
     def min_q(q: nets.ValueDistribution, policy: Any) -> nets.ValueDistribution:
-        """The smaller of both Q functions [2, B, ...] in expectation over discrete actions, [B]."""
-        return q.smallest().expected(jax.nn.softmax(policy.logits)) if discrete else q.smallest()
+        """Take the smaller of both Q functions [2, B, ...]; of discrete actions the mean, [B]."""
+        smallest = q.smallest()
+        return smallest.expected(jax.nn.softmax(policy.logits)) if discrete else smallest
 
     def policy_of(learner: Learner, obs: jax.Array) -> nets.Categoricals | nets.SquashedNormal:
-        """The actor's distributions for raw observations."""
+        """Distributions over actions for raw observations."""
         return actor.apply(learner.params.actor, nets.normalize(learner.obs_stats, obs))
 
     def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
-        """The learner after transitions [T, N, ...] were stored, those that are `valid` [T, N] if
-        that is given.
+        """Update the normalisers by transitions [T, N, ...] that were stored.
+
+        Only `valid` [T, N] ones count, if that is given.
         """
         obs_stats = nets.update_stats(learner.obs_stats, new.obs, valid)
         return_stats = nets.update_stats(learner.return_stats, new.discounted, valid)
         return learner.replace(obs_stats=obs_stats, return_stats=return_stats)
 
     def init(key: jax.Array, hparams: HParams) -> Learner:
+        """Make the learner before the first update."""
         obs = env.example_obs(1)
         action = nets.empty_action(env.action_space)[None]
         actor_key, critics_key = jax.random.split(key)
-        networks = actor.init(actor_key, obs), critics.init(critics_key, obs, action)
-        policy, q = map(optim.unit_norm, networks) if args.weight_norm else networks
+        policy = actor.init(actor_key, obs)
+        q = critics.init(critics_key, obs, action)
+        if args.weight_norm:
+            policy = optim.unit_norm(policy)
+            q = optim.unit_norm(q)
         params = Params(
             actor=policy,
             critics=q,
             targets=q if args.target_networks else None,
             log_alpha=jnp.log(jnp.float32(hparams.alpha)),
         )
+        optimizer = adam(hparams.q_lr, hparams)
+        opt_states = OptStates(
+            actor=optimizer.init(policy),
+            critics=optimizer.init(q),
+            log_alpha=optimizer.init(params.log_alpha),
+        )
         return Learner(
             params=params,
-            opt_states=OptStates(
-                *map(adam(hparams.q_lr, hparams).init, (policy, q, params.log_alpha))
-            ),
+            opt_states=opt_states,
             obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
             return_stats=nets.running_stats((), on=args.normalize_rewards),
         )
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely
-        ones.
-        """
+        """Choose actions [B, ...] for raw observations: sampled with a key, else the best known."""
         policy = policy_of(learner, obs)
-        return nets.to_env(
-            policy.mode() if key is None else policy.sample_with_key(key), env.action_space
-        )
+        action = policy.mode() if key is None else policy.sample_with_key(key)
+        return nets.to_env(action, env.action_space)
 
     limits = {"target_entropy_scale": (low, high)}
     support = f"--critic-limit {args.critic_limit:g}"
@@ -494,8 +524,9 @@ make_algorithm = make_sac  # the name by which `load_policy` knows it
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
-    """Train as the command line does, also on an environment object or with a callback; see
-    `run_algorithm`.
+    """Train as the command line does, also on an environment object or with a callback.
+
+    `run_algorithm` describes the arguments and the result.
     """
     return run_algorithm(args, __file__, make_sac, env, callback)
 

@@ -1,5 +1,6 @@
-"""What an algorithm's file is written with, beside its flags; `common/pmaprl/training.py` runs
-it.
+"""Names that an algorithm's file is written with, beside its flags.
+
+`common/pmaprl/training.py` runs the algorithm.
 """
 
 from pmaprl import nets

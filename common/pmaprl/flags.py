@@ -1,12 +1,12 @@
-"""What the flags of an algorithm are written with: their types, and the flags that algorithms
-share.
+"""Names that the flags of an algorithm are written with: their types, and flags they share.
 
-Imports nothing slow, so that --help answers at once.
+This module imports nothing slow, so that --help answers at once.
 """
 
 from pmaprl.cli.startup import imports_of_a_script
 
-with imports_of_a_script():  # most of the time until a command has read its flags
+# These imports take most of the time until a command has read its flags
+with imports_of_a_script():
     from pmaprl.cli.checks import (
         AdamBeta,
         Bounds,

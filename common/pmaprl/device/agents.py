@@ -1,6 +1,4 @@
-"""How a learner acts, with or without a recurrent state: players, and policies from raw
-observations to actions.
-"""
+"""Learners that act, with or without memory: players, and policies for raw observations."""
 
 import copy
 import math
@@ -12,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from pmaprl.cli.errors import UsageError, shortened
 from pmaprl.envs import spaces
@@ -22,16 +21,23 @@ from pmaprl.envs.spaces import EnvSpec, batch_shape
 
 
 class PolicyInput(NamedTuple):
-    """What a policy gets to see of N environments before they step, [N, ...]."""
+    """Input of a policy with memory for N environments, before they step.
 
-    obs: Any  # raw
-    first: jax.Array  # bool: an episode begins here, and what was before does not count
-    reward: jax.Array  # of the step before, raw
+    Attributes:
+        obs: raw observations [N, ...].
+        first: bool [N], True where an episode begins. Everything before that does not count.
+        reward: raw rewards [N] of the step before.
+    """
+
+    obs: Any
+    first: Array
+    reward: Array
 
 
 def with_memory(algorithm: Any) -> Any:
-    """The algorithm as a recurrent one, with () as memory where it has none; of an `OffPolicy` only
-    `act` is of use.
+    """Make a recurrent algorithm of one without memory, whose memory is then ().
+
+    Of an `OffPolicy` only `act` is of use.
     """
     if algorithm.initial_memory is not None:
         return algorithm
@@ -42,77 +48,116 @@ def with_memory(algorithm: Any) -> Any:
     def act(learner, seen, memory, key=None):
         return algorithm.act(learner, seen.obs, key), memory
 
-    return algorithm._replace(explore=explore, act=act, initial_memory=lambda count: ())
+    return algorithm._replace(
+        explore=explore,
+        act=act,
+        initial_memory=lambda count: (),
+    )
 
 
 class Player(NamedTuple):
-    """Who plays in N environments."""
+    """A player of episodes in N environments.
 
-    initial_memory: Callable  # N -> memory [N, ...]
-    act: Callable  # Seen, memory, fresh keys [N] -> actions [N, ...], memory
+    Attributes:
+        initial_memory: `initial_memory(count)` returns the memory [N, ...] where episodes begin.
+        act: `act(seen, memory, keys)` returns actions [N, ...] and the memory after the step, for
+            a `PolicyInput` and keys [N] of this step.
+    """
+
+    initial_memory: Callable
+    act: Callable
 
     @classmethod
     def greedy(cls, algorithm: Any, learner: Any) -> "Player":
-        """The best actions of a `learner` of this algorithm."""
+        """Play the best actions that a `learner` of this algorithm knows."""
         algorithm = with_memory(algorithm)
-        return cls(
-            algorithm.initial_memory,
-            lambda seen, memory, keys: algorithm.act(learner, seen, memory),
-        )
+
+        def act(
+            seen: PolicyInput,
+            memory: Any,
+            keys: Array,
+        ) -> tuple[Any, Any]:
+            return algorithm.act(learner, seen, memory)
+
+        return cls(initial_memory=algorithm.initial_memory, act=act)
 
     @classmethod
     def of(cls, policy: Any) -> "Player":
-        """A player stays as it is, a policy plays greedily, another function takes observations and
-        returns actions.
+        """Make a player of a policy, which plays greedily, or of a function.
+
+        The function takes observations and returns actions. A player stays as it is.
         """
         if isinstance(policy, Player):
             return policy
         if hasattr(policy, "player"):
             return policy.player()
-        return cls(lambda count: (), lambda seen, memory, keys: (policy(seen.obs), memory))
+
+        def act(
+            seen: PolicyInput,
+            memory: Any,
+            keys: Array,
+        ) -> tuple[Any, Any]:
+            return policy(seen.obs), memory
+
+        return cls(initial_memory=lambda count: (), act=act)
 
 
-# Fields of learners, beside `params`, that acting reads where there are some
+# Fields that acting reads beside `params`, if a learner has them
 ACTING = "obs_stats", "epsilon"
 
 
 def acting_part(learner: Any) -> tuple[Any, ...]:
-    """What acting takes of a learner: parameters, those called `actor` where there are some, and
-    the fields ACTING.
+    """Part of a learner that acting needs.
+
+    Returns:
+        The parameters (those called `actor`, if there are any), then the fields ACTING.
     """
-    others = (getattr(learner, name) for name in ACTING if hasattr(learner, name))
-    return getattr(learner.params, "actor", learner.params), *others
+    params = getattr(learner.params, "actor", learner.params)
+    others = [getattr(learner, name) for name in ACTING if hasattr(learner, name)]
+    return params, *others
 
 
 def with_acting_part(learner: Any, part: tuple[Any, ...]) -> Any:
-    """`learner` that acts by that `part` of another one."""
+    """Replace the part of a `learner` that acting needs by that of another one."""
     params, *others = part
-    params = learner.params._replace(actor=params) if hasattr(learner.params, "actor") else params
-    names = (name for name in ACTING if hasattr(learner, name))
+    if hasattr(learner.params, "actor"):
+        params = learner.params._replace(actor=params)
+    names = [name for name in ACTING if hasattr(learner, name)]
     return learner.replace(params=params, **dict(zip(names, others, strict=True)))
 
 
 def at_start(obs: Any) -> PolicyInput:
-    """The first observations [N, ...] of episodes."""
+    """Input of a policy where episodes begin, from their first observations [N, ...]."""
     count = batch_shape(obs)
-    return PolicyInput(obs, jnp.ones(count, bool), jnp.zeros(count))
+    return PolicyInput(
+        obs=obs,
+        first=jnp.ones(count, bool),
+        reward=jnp.zeros(count),
+    )
 
 
 @dataclass(eq=False, repr=False)
 class Policy:
-    """Actions for observations; also inside `jit` and `vmap`."""
+    """A trained policy, from raw observations to actions; also inside `jit` and `vmap`.
+
+    Attributes:
+        env: the training environment, without `privileged_state`, which only critics see.
+        run_dir: directory of the run.
+        step: environment steps trained for.
+        seed: seed of the agent.
+        evaluation: mean greedy return at this step; None if it was not evaluated.
+        config: contents of the run's config.json.
+        member: index of the agent in its population.
+    """
 
     algorithm: InitVar[Any]
     learner: InitVar[Any]  # the state of one agent of the `algorithm`
-    # Of the environment it was trained in; kept without what only critics see, which is not asked
-    # for
     env: EnvSpec
     run_dir: Path | None = None
     step: int | None = None
     seed: int | None = None
-    # Mean greedy return at this step, None where it was not evaluated
     evaluation: float | None = None
-    config: dict[str, Any] | None = None  # the run's config.json
+    config: dict[str, Any] | None = None
     member: int = 0
 
     def __post_init__(self, algorithm: Any, learner: Any):
@@ -126,9 +171,8 @@ class Policy:
         self.wants_reward = algorithm.wants_reward
 
         def apply(learner, seen, memory, key):
-            action, memory = algorithm.act(
-                learner, seen._replace(obs=completed(seen.obs, env)), memory, key
-            )
+            seen = seen._replace(obs=completed(seen.obs, env))
+            action, memory = algorithm.act(learner, seen, memory, key)
             return spaces.clip(action, env.action_space, seen.first.shape), memory
 
         self._apply = apply
@@ -136,7 +180,7 @@ class Policy:
 
     @property
     def who(self) -> str:
-        """Which agent of its run it is, in words."""
+        """Name of this agent within its run, in words."""
         args = self.config["args"] if self.config else {}
         is_member = args.get("population") or args.get("sweep")
         return f"member {self.member}, with seed {self.seed}" if is_member else f"seed {self.seed}"
@@ -148,20 +192,28 @@ class Policy:
         first: Any = None,
         *,
         reward: Any = None,
-        key: jax.Array | None = None,
+        key: Array | None = None,
     ) -> Any:
-        """Actions [..., *action] for raw observations [..., *obs]: sampled with a `key`, without
-        one the best known.
+        """Compute actions for raw observations.
 
-        One observation, or any number of batch axes before its own; every new batch size compiles
-        once. JAX arrays give JAX arrays, all else gives NumPy's.
+        Every new batch size compiles once.
 
-        With `memory`, that of all observations in the order of their axes, returns the actions and
-        the new memory. `first` [...] says where an episode begins, and `reward` [...], for policies
-        trained with --obs-prev-action-reward, what the step before earned. Raises UsageError for
-        what is missing or does not fit.
+        Args:
+            obs: raw observations [..., *obs]: one, or any number of batch axes before its own.
+            memory: memory of all observations in the order of their axes, for a policy with memory.
+            first: [...] bool, True where an episode begins, for a policy with memory.
+            reward: [...] reward of the step before, for a policy trained with
+                --obs-prev-action-reward.
+            key: random key to sample actions with. None: the best known actions.
+
+        Returns:
+            Actions [..., *action]; with `memory` also the memory after the step. JAX arrays give
+            JAX arrays, everything else gives NumPy's.
+
+        Raises:
+            UsageError: an argument is missing or does not fit.
         """
-        if key is not None and not (isinstance(key, jax.Array) and _is_key(key)):
+        if key is not None and not (isinstance(key, Array) and _is_key(key)):
             raise UsageError(
                 "key must be one of jax.random.key(SEED), or None for the best known action"
             )
@@ -171,7 +223,7 @@ class Policy:
         carried = self._carried(memory, batch)
         actions, after = self._jitted(self._learner, seen, carried, key)
         actions = jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), actions)
-        ours = any(isinstance(x, jax.Array) for x in jax.tree.leaves(obs))
+        ours = any(isinstance(x, Array) for x in jax.tree.leaves(obs))
         if not (ours or isinstance(jax.tree.leaves(actions)[0], jax.core.Tracer)):
             actions = jax.tree.map(lambda x: np.array(x)[()], actions)
         if memory is None:
@@ -179,12 +231,17 @@ class Policy:
         return actions, jax.tree.map(lambda x, old: x.reshape(np.shape(old)), after, memory)
 
     def initial_memory(self, n: int) -> Any:
-        """The memory [n, ...] of `n` observations whose episodes begin, () of a policy without."""
+        """Memory [n, ...] of `n` observations whose episodes begin; () for a policy without."""
         return self._initial_memory(n)
 
     def _given(self, obs: Any) -> tuple[Any, tuple[int, ...]]:
-        """Observations in the types that the networks expect, and their batch axes. Raises
-        UsageError as above.
+        """Convert observations to the types that the networks expect.
+
+        Returns:
+            Observations, and the shape of their batch axes.
+
+        Raises:
+            UsageError: they do not fit the environment.
         """
         env = self.env
         space = self.env.observation_space
@@ -192,11 +249,10 @@ class Policy:
             raise UsageError("an observation is a masked array, which leaves numbers out: fill it")
         try:
             arrays = spaces.map_leaves(
-                lambda _, x: x if isinstance(x, jax.Array) else np.asarray(x), space, obs
+                lambda _, x: x if isinstance(x, Array) else np.asarray(x), space, obs
             )
-            named = list(
-                spaces.leaves(space, env.obs_like, env.given_like, env.with_channels_last(arrays))
-            )
+            shown = env.with_channels_last(arrays)
+            named = list(spaces.leaves(space, env.obs_like, env.given_like, shown))
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise UsageError(f"observations of {env.name} have the parts of {space}") from error
         typed = []
@@ -205,7 +261,8 @@ class Policy:
             what = f"{name} of {env.name}".removeprefix(" of ")
             axes = x.ndim - len(like.shape)
             if axes < 0 or x.shape[axes:] != like.shape:
-                batch = f"({', '.join(map(str, ('...', *given.shape)))})"
+                sizes = ["...", *map(str, given.shape)]
+                batch = f"({', '.join(sizes)})"
                 raise UsageError(
                     f"an observation of {what} has shape {given.shape}, a batch {batch}; got "
                     f"{x.shape}"
@@ -226,10 +283,16 @@ class Policy:
         return given, batches.pop()
 
     def _of_steps(
-        self, batch: tuple[int, ...], memory: Any, first: Any, reward: Any
+        self,
+        batch: tuple[int, ...],
+        memory: Any,
+        first: Any,
+        reward: Any,
     ) -> tuple[Any, Any]:
-        """Where episodes begin, and rewards, for a batch of this shape. Raises UsageError where one
-        is missing.
+        """Check and broadcast `first` and `reward` to a batch of this shape.
+
+        Raises:
+            UsageError: one of them, or the memory, is missing.
         """
         if not self.has_memory:
             return np.zeros(batch, bool), np.zeros(batch, np.float32)
@@ -242,20 +305,24 @@ class Policy:
             raise UsageError(
                 "this policy was trained with the last reward: policy(..., reward=reward)"
             )
-        given = {"first": (first, bool), "reward": (0.0 if reward is None else reward, np.float32)}
-        return tuple(_of_batch(name, x, kind, batch) for name, (x, kind) in given.items())
+        reward = 0.0 if reward is None else reward
+        return (
+            _of_batch("first", first, bool, batch),
+            _of_batch("reward", reward, np.float32, batch),
+        )
 
     def _carried(self, memory: Any, batch: tuple[int, ...]) -> Any:
-        """Memory [N, ...] of a batch of N, or of one observation without that axis. Raises
-        UsageError as above.
+        """Give the memory [N, ...] of a batch the axis N, which that of one observation may lack.
+
+        Raises:
+            UsageError: it is no memory of such a batch.
         """
         if memory is None:
             return self.initial_memory(0)
         count = math.prod(batch)
-        shapes = [np.shape(x) for x in jax.tree.leaves(memory)]
-        dtypes = [
-            jnp.result_type(x) if hasattr(x, "dtype") else None for x in jax.tree.leaves(memory)
-        ]
+        leaves = jax.tree.leaves(memory)
+        shapes = [np.shape(x) for x in leaves]
+        dtypes = [jnp.result_type(x) if hasattr(x, "dtype") else None for x in leaves]
         if dtypes != [x.dtype for x in self._memory_like]:
             raise UsageError(
                 f"this is no memory of observations: take that of policy.initial_memory({count})"
@@ -271,11 +338,11 @@ class Policy:
 
     @property
     def obs_stats(self) -> Any:
-        """Statistics by which it normalises observations, a tree like them; None without."""
+        """Statistics that normalise observations, a tree like them; None without."""
         return getattr(self._learner, "obs_stats", None)
 
     def with_noise(self, rng: np.random.Generator, size: float) -> "Policy":
-        """The same policy, each of whose parameters changes by about this share of itself."""
+        """Copy the policy, with each parameter changed by about this share of itself."""
 
         def changed(x):
             if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -287,8 +354,9 @@ class Policy:
         return noisy
 
     def player(self, stochastic: bool = False) -> Player:
-        """Who plays episodes with it, each with actions sampled by its own key where they are
-        `stochastic`.
+        """Make a player of episodes from the policy.
+
+        With `stochastic` it samples actions, each by its own key.
         """
 
         def greedy(seen, memory, keys):
@@ -306,18 +374,25 @@ class Policy:
         )
 
 
-def _is_key(key: jax.Array) -> bool:
-    """Tell one random key, in today's form or as two words of bits, from everything else."""
+def _is_key(key: Array) -> bool:
+    """True for one random key, typed or as two words of bits."""
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return key.shape == ()
     return key.dtype == jnp.uint32 and key.shape == (2,)
 
 
-def _of_batch(name: str, x: Any, kind: Any, batch: tuple[int, ...]) -> jax.Array:
-    """Values of each observation of a batch, in their type. Raises UsageError where they are
-    none.
+def _of_batch(
+    name: str,
+    x: Any,
+    kind: Any,
+    batch: tuple[int, ...],
+) -> Array:
+    """Check values for each observation of a batch, and convert them.
+
+    Raises:
+        UsageError: there is not one value for each, or it is not a number.
     """
-    array = x if isinstance(x, jax.Array) else np.asarray(x)
+    array = x if isinstance(x, Array) else np.asarray(x)
     if not is_numeric(array.dtype) or array.shape not in ((), batch):
         wanted = "true or false" if kind is bool else "a number"
         raise UsageError(
@@ -336,9 +411,15 @@ def _of_batch(name: str, x: Any, kind: Any, batch: tuple[int, ...]) -> jax.Array
     return jnp.broadcast_to(jnp.asarray(array, kind), batch)
 
 
-def _in_type(x: Any, dtype: np.dtype, what: str) -> Any:
-    """Observations of `what` in that type. Raises UsageError where it does not hold one of them, as
-    far as is known.
+def _in_type(
+    x: Any,
+    dtype: np.dtype,
+    what: str,
+) -> Any:
+    """Convert observations of `what` to a type.
+
+    Raises:
+        UsageError: the type does not hold one of them, as far as values are known.
     """
     if isinstance(x, jax.core.Tracer) or np.can_cast(x.dtype, dtype, "safe"):
         return x.astype(dtype)
@@ -346,4 +427,4 @@ def _in_type(x: Any, dtype: np.dtype, what: str) -> Any:
         typed = cast(np.asarray(x), dtype)
     except OverflowError as error:
         raise UsageError(f"an observation of {what} has {error}") from None
-    return jnp.asarray(typed) if isinstance(x, jax.Array) else typed
+    return jnp.asarray(typed) if isinstance(x, Array) else typed

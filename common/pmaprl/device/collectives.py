@@ -23,23 +23,27 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-Results = tuple[list[Any], jax.Array]
+Results = tuple[list[Any], Array]
 """Results of an operation, and the flag after it."""
 
 
-def in_one_order(program: Callable, devices: list[jax.Device], axis_name: str) -> Callable:
-    """Give `program` the same results with its collectives one after another, where `devices` are
-    several CPUs.
+def in_one_order(
+    program: Callable,
+    devices: list[jax.Device],
+    axis_name: str,
+) -> Callable:
+    """Put the collectives of a program in one order, if its devices are several CPUs.
 
     Args:
-        program: What each device of the axis runs, under `pmap` or `shard_map`.
-        devices: All devices of the program. Accelerators keep collectives in order themselves.
-        axis_name: The axis of those devices.
+        program: program of each device of the axis, under `pmap` or `shard_map`.
+        devices: all devices of the program. Accelerators keep collectives in order themselves.
+        axis_name: axis of those devices.
 
     Returns:
-        A function of the same arguments.
+        A function of the same arguments, with the same results.
     """
     if len(devices) == 1 or devices[0].platform != "cpu":
         return program
@@ -53,12 +57,17 @@ def in_one_order(program: Callable, devices: list[jax.Device], axis_name: str) -
     return ordered
 
 
-def _run(program: ClosedJaxpr, inputs: list[Any], never: jax.Array) -> Results:
+def _run(
+    program: ClosedJaxpr,
+    inputs: list[Any],
+    never: Array,
+) -> Results:
     """Run a traced `program`, its first collective behind those that `never` comes from."""
     if not _communicates(program.jaxpr):
         return jaxpr_as_fun(program)(*inputs), never
     jaxpr = program.jaxpr
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *inputs], strict=True))
+    names = [*jaxpr.constvars, *jaxpr.invars]
+    values = dict(zip(names, [*program.consts, *inputs], strict=True))
 
     def value_of(name: Any) -> Any:
         return name.val if isinstance(name, Literal) else values[name]
@@ -70,7 +79,11 @@ def _run(program: ClosedJaxpr, inputs: list[Any], never: jax.Array) -> Results:
     return [value_of(name) for name in jaxpr.outvars], never
 
 
-def _step(operation: JaxprEqn, operands: list[Any], never: jax.Array) -> Results:
+def _step(
+    operation: JaxprEqn,
+    operands: list[Any],
+    never: Array,
+) -> Results:
     """Run one operation, which may be a loop or a branch with collectives inside."""
     if _is_collective(operation):
         return _collective(operation, operands, never)
@@ -83,13 +96,16 @@ def _step(operation: JaxprEqn, operands: list[Any], never: jax.Array) -> Results
     return _run(program, operands, never)
 
 
-def _collective(operation: JaxprEqn, operands: list[Any], never: jax.Array) -> Results:
+def _collective(
+    operation: JaxprEqn,
+    operands: list[Any],
+    never: Array,
+) -> Results:
     """Exchange `operands` one by one, each behind the one before it."""
     if len(operands) > 1:
         results = []
-        for source, target, operand in zip(
-            operation.invars, operation.outvars, operands, strict=True
-        ):
+        arguments = zip(operation.invars, operation.outvars, operands, strict=True)
+        for source, target, operand in arguments:
             alone = operation.replace(invars=[source], outvars=[target])
             (result,), never = _collective(alone, [operand], never)
             results.append(result)
@@ -100,65 +116,95 @@ def _collective(operation: JaxprEqn, operands: list[Any], never: jax.Array) -> R
     # Never ones, and the flag stays false whatever the result is: no number changes, not even the
     # sign of a zero. With zeros in place of ones XLA would know the result of an operand that is
     # always zero, and so that the flag after it is false: the order would end there.
-    (result,) = _bind(operation, [jnp.where(never, jnp.ones_like(operand), operand)])
+    guarded = jnp.where(never, jnp.ones_like(operand), operand)
+    (result,) = _bind(operation, [guarded])
     return [result], never & (result.ravel()[0] != 0)
 
 
-def _scan(params: dict[str, Any], operands: list[Any], never: jax.Array) -> Results:
+def _scan(
+    params: dict[str, Any],
+    operands: list[Any],
+    never: Array,
+) -> Results:
+    program = params["jaxpr"]
     constants, carry, inputs = _operands_of_scan(params, operands)
+    count = len(carry)
 
     def step(carry: tuple, inputs: list) -> tuple:
         never, *carry = carry
-        results, never = _run(params["jaxpr"], [*constants, *carry, *inputs], never)
-        return (never, *results[: len(carry)]), results[len(carry) :]
+        results, never = _run(program, [*constants, *carry, *inputs], never)
+        return (never, *results[:count]), results[count:]
 
-    options = {name: params[name] for name in ("length", "reverse", "unroll")}
-    (never, *carry), outputs = jax.lax.scan(step, (never, *carry), inputs, **options)
+    (never, *carry), outputs = jax.lax.scan(
+        step,
+        (never, *carry),
+        inputs,
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
     return [*carry, *outputs], never
 
 
 def _operands_of_scan(
-    params: dict[str, Any], operands: list[Any]
+    params: dict[str, Any],
+    operands: list[Any],
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Constants, carry and inputs of a scan."""
     if "ft_in" in params:  # from JAX 0.11 on
-        constants, carry, inputs = map(list, params["ft_in"].update(operands).unpack())
-        return constants, carry, inputs
+        constants, carry, inputs = params["ft_in"].update(operands).unpack()
+        return list(constants), list(carry), list(inputs)
     start = params["num_consts"]
     end = start + params["num_carry"]
     return operands[:start], operands[start:end], operands[end:]
 
 
-def _while(params: dict[str, Any], operands: list[Any], never: jax.Array) -> Results:
+def _while(
+    params: dict[str, Any],
+    operands: list[Any],
+    never: Array,
+) -> Results:
+    test_program = params["cond_jaxpr"]
+    step_program = params["body_jaxpr"]
     start = params["cond_nconsts"]
-    end = params["cond_nconsts"] + params["body_nconsts"]
+    end = start + params["body_nconsts"]
     of_test = operands[:start]
     of_step = operands[start:end]
     carry = operands[end:]
 
-    def test(never: jax.Array, carry: list) -> tuple[jax.Array, jax.Array]:
-        (goes_on,), never = _run(params["cond_jaxpr"], [*of_test, *carry], never)
+    def test(never: Array, carry: list) -> tuple[Array, Array]:
+        (goes_on,), never = _run(test_program, [*of_test, *carry], never)
         return goes_on, never
 
-    def step(never: jax.Array, carry: list) -> tuple[jax.Array, list]:
-        carry, never = _run(params["body_jaxpr"], [*of_step, *carry], never)
+    def step(never: Array, carry: list) -> tuple[Array, list]:
+        carry, never = _run(step_program, [*of_step, *carry], never)
         return never, carry
 
-    if not _communicates(params["cond_jaxpr"].jaxpr):
-        never, carry = jax.lax.while_loop(lambda x: test(*x)[0], lambda x: step(*x), (never, carry))
+    if not _communicates(test_program.jaxpr):
+        never, carry = jax.lax.while_loop(
+            lambda state: test(*state)[0],
+            lambda state: step(*state),
+            (never, carry),
+        )
         return carry, never
 
     def step_and_test(state: tuple) -> tuple:
-        never, carry = step(*state[1:])
-        return *test(never, carry), carry
+        _, never, carry = state
+        never, carry = step(never, carry)
+        goes_on, never = test(never, carry)
+        return goes_on, never, carry
 
-    _, never, carry = jax.lax.while_loop(
-        lambda x: x[0], step_and_test, (*test(never, carry), carry)
-    )
+    goes_on, never = test(never, carry)
+    start_state = (goes_on, never, carry)
+    _, never, carry = jax.lax.while_loop(lambda state: state[0], step_and_test, start_state)
     return carry, never
 
 
-def _cond(params: dict[str, Any], operands: list[Any], never: jax.Array) -> Results:
+def _cond(
+    params: dict[str, Any],
+    operands: list[Any],
+    never: Array,
+) -> Results:
     index, *operands = operands
     branches = [partial(_run, branch) for branch in params["branches"]]
     return jax.lax.switch(index, branches, operands, never)
@@ -178,25 +224,28 @@ def _bind(operation: JaxprEqn, operands: list[Any]) -> list[Any]:
 
 
 def _communicates(jaxpr: Jaxpr) -> bool:
-    return any(
-        _is_collective(x) or any(_communicates(y.jaxpr) for y in _programs_of(x))
-        for x in jaxpr.eqns
-    )
+    for operation in jaxpr.eqns:
+        if _is_collective(operation):
+            return True
+        if any(_communicates(inner.jaxpr) for inner in _programs_of(operation)):
+            return True
+    return False
 
 
 def _is_collective(operation: JaxprEqn) -> bool:
-    """Tell whether devices exchange something: an operation over axes with names, and with an
-    operand.
-    """
-    axes = operation.params.get("axes", operation.params.get("axis_name", ()))
+    """True if devices exchange something: the operation has axes with names, and an operand."""
+    params = operation.params
+    axes = params.get("axes", params.get("axis_name", ()))
     names = axes if isinstance(axes, tuple | list) else (axes,)
-    return bool(operation.invars) and any(isinstance(name, str) for name in names)
+    has_name = any(isinstance(name, str) for name in names)
+    return bool(operation.invars) and has_name
 
 
 def _programs_of(operation: JaxprEqn) -> Iterator[ClosedJaxpr]:
-    """The programs within a loop, a branch or a function."""
+    """Find the programs within a loop, a branch or a function."""
     for value in operation.params.values():
-        for part in value if isinstance(value, tuple | list) else (value,):
+        parts = value if isinstance(value, tuple | list) else (value,)
+        for part in parts:
             if isinstance(part, ClosedJaxpr):
                 yield part
             elif isinstance(part, Jaxpr):

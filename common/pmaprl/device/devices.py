@@ -1,4 +1,4 @@
-"""Which devices train a run, and whether they have enough memory for it."""
+"""Choice of the devices that train a run, and a check of their memory."""
 
 import math
 import os
@@ -11,7 +11,7 @@ import jax
 from pmaprl.cli.checks import multiples_near
 from pmaprl.cli.errors import UsageError
 
-# More are a slip of the finger; beyond it XLA takes a process's virtual ones for another process's
+# A larger number is a typing error; XLA takes the virtual devices beyond it for another process's
 MAX_DEVICES = 2048
 
 
@@ -23,40 +23,53 @@ def choose_devices(
     processes: int = 1,
     shared: str = "--num-envs",
 ) -> list[jax.Device]:
-    """The devices to train on, as many of each process, one process after another.
+    """Choose the devices to train on.
 
-    They are `num_devices`, or with 0 as many accelerators, or CPU cores (of several processes one
-    each), as divide the environments; several cores have `envs_per_cpu_device` or more.
-    Environments, or what is `shared`, come in blocks of `block` that no device boundary may cut.
-    CPU devices are virtual and made here, for as many `processes` as are known, unless JAX has
-    already started. Raises UsageError, with the numbers that would work, where there are too few
-    devices or they do not divide what is shared.
+    CPU devices are virtual and made here, unless JAX has already started.
+
+    Args:
+        num_devices: number of devices. 0: as many accelerators, or CPU cores (of several processes
+            one each), as divide the environments.
+        num_envs: environments, or units of what is `shared`.
+        block: number of environments that no device boundary may cut.
+        envs_per_cpu_device: fewest environments of each core, if there are several.
+        processes: number of processes, as far as it is known.
+        shared: flag that says what devices share.
+
+    Returns:
+        The devices, as many of each process, one process after another.
+
+    Raises:
+        UsageError: there are too few devices, or they do not divide what is shared. The sentence
+            has the numbers that would work.
     """
     fewest = num_devices or processes
     several = jax.distributed.is_initialized()
     counts = range(processes, min(num_envs, MAX_DEVICES) + 1, processes)
     shares = [count for count in counts if num_envs % (count * block) == 0]
     if fewest not in shares:
-        blocks = (
-            f", in blocks of {block} that give all minibatches equal parts" if block > 1 else ""
-        )
-        blocks += f", as many in each of {processes} processes" if processes > 1 else ""
-        near = f"{shared} {multiples_near(num_envs, fewest * block)}"
-        ways = [near] * (fewest % processes == 0 and shared == "--num-envs")
-        ways += [f"--num-devices {', '.join(map(str, shares[:12]))}"] * bool(shares)
-        raise UsageError(
-            f"--num-devices {fewest} does not divide {shared} {num_envs}{blocks}: "
-            f"{', or '.join(ways)}"
-        )
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    worthwhile = [
-        n for n in shares if n <= cores and n * envs_per_cpu_device <= num_envs
-    ] or shares[:1]
-    _make_cpu_devices((num_devices or (processes if several else worthwhile[-1])) // processes)
+        blocks = ""
+        if block > 1:
+            blocks += f", in blocks of {block} that give all minibatches equal parts"
+        if processes > 1:
+            blocks += f", as many in each of {processes} processes"
+        ways = []
+        if fewest % processes == 0 and shared == "--num-envs":
+            ways.append(f"{shared} {multiples_near(num_envs, fewest * block)}")
+        if shares:
+            ways.append(f"--num-devices {', '.join(map(str, shares[:12]))}")
+        problem = f"--num-devices {fewest} does not divide {shared} {num_envs}{blocks}"
+        raise UsageError(f"{problem}: {', or '.join(ways)}")
+    cores = _num_cores()
+    worthwhile = []
+    for count in shares:
+        if count <= cores and count * envs_per_cpu_device <= num_envs:
+            worthwhile.append(count)
+    worthwhile = worthwhile or shares[:1]
+    wanted = num_devices or (processes if several else worthwhile[-1])
+    _make_cpu_devices(wanted // processes)
     groups = _devices_of_processes()
-    if processes != len(groups):  # which they have found out by themselves
+    if processes != len(groups):  # the processes have found each other by themselves
         return choose_devices(
             num_devices, num_envs, block, envs_per_cpu_device, len(groups), shared
         )
@@ -69,15 +82,31 @@ def choose_devices(
     return [device for group in groups for device in group[: chosen // processes]]
 
 
-def choose_roles(
-    actors: tuple[int, ...], learners: tuple[int, ...]
-) -> tuple[list[jax.Device], list[jax.Device]]:
-    """The devices at these indices: of this process, to act on; of every process one after another,
-    to learn on.
+def _num_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
-    They may overlap. Without indices the first device of a process acts, and all its accelerators
-    or its first CPU device learn. CPU devices are virtual, as above. Raises UsageError for one that
-    does not exist.
+
+def choose_roles(
+    actors: tuple[int, ...],
+    learners: tuple[int, ...],
+) -> tuple[list[jax.Device], list[jax.Device]]:
+    """Choose the devices to act on and those to learn on, which may overlap.
+
+    CPU devices are virtual, as in `choose_devices`.
+
+    Args:
+        actors: indices of the devices to act on. Default: the first.
+        learners: indices of the devices to learn on. Default: all accelerators, or the first CPU
+            device.
+
+    Returns:
+        Devices of this process to act on, and devices of every process to learn on, one process
+        after another.
+
+    Raises:
+        UsageError: a device does not exist.
     """
     _make_cpu_devices(max((*actors, *learners), default=0) + 1)
     groups = _devices_of_processes()
@@ -85,24 +114,22 @@ def choose_roles(
     if missing := [index for index in (*actors, *learners) if index >= fewest]:
         what = f"there is no device {missing[0]} for --actor-devices or --learner-devices"
         raise UsageError(f"{what}: JAX has {_what_there_is(groups)}, numbered from 0")
-    own = groups[jax.process_index()]
+    local_devices = groups[jax.process_index()]
     every = range(1 if groups[0][0].platform == "cpu" else fewest)
-    return [own[i] for i in actors or (0,)], [
-        group[i] for group in groups for i in learners or every
-    ]
+    to_act = [local_devices[index] for index in actors or (0,)]
+    to_learn = [group[index] for group in groups for index in learners or every]
+    return to_act, to_learn
 
 
 def _make_cpu_devices(count: int) -> None:
-    if count > MAX_DEVICES or "xla_force_host_platform_device_count" in os.environ.get(
-        "XLA_FLAGS", ""
-    ):
+    is_set = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if count > MAX_DEVICES or is_set:
         return
     with suppress(RuntimeError):  # JAX has started in this process: its devices are what they are
         jax.config.update("jax_num_cpu_devices", count)
 
 
-# JAX's settings that programs of networks and environments do not work with, by the values that
-# they may not have
+# JAX's settings with the value that a setting may not have, and the reason
 UNUSABLE = {
     "jax_numpy_rank_promotion": ("raise", "they add numbers to arrays"),
     "jax_numpy_dtype_promotion": ("strict", "they mix whole numbers with others"),
@@ -114,7 +141,7 @@ UNUSABLE_FOR_TRAINING = {"jax_disable_jit": (True, "training is compiled")}
 
 
 def check_settings(unusable: dict[str, tuple[Any, str]] = UNUSABLE) -> None:
-    """Raise UsageError where JAX is set to what programs do not work with."""
+    """Raise UsageError if JAX is set to something that programs do not work with."""
     for name, (wrong, why) in unusable.items():
         if getattr(jax.config, name, None) == wrong:
             setting = name.upper() if wrong is True else f"{name.upper()}={wrong}"
@@ -125,8 +152,10 @@ def check_settings(unusable: dict[str, tuple[Any, str]] = UNUSABLE) -> None:
 
 
 def start_jax() -> None:
-    """Start JAX with its devices, if it has not started. Raises UsageError with the reason where it
-    cannot.
+    """Start JAX with its devices, if it has not started.
+
+    Raises:
+        UsageError: it cannot start; the sentence has the reason.
     """
     try:
         jax.local_devices()
@@ -141,8 +170,10 @@ def start_jax() -> None:
 
 
 def _devices_of_processes() -> list[list[jax.Device]]:
-    """The devices of each process. Raises UsageError where JAX cannot start, or is set to what no
-    run works with.
+    """List the devices of each process.
+
+    Raises:
+        UsageError: JAX cannot start, or is set to something that no run works with.
     """
     check_settings(UNUSABLE | UNUSABLE_FOR_TRAINING)
     start_jax()
@@ -155,35 +186,45 @@ def _what_there_is(groups: list[list[jax.Device]]) -> str:
 
 
 def describe(devices: list[jax.Device]) -> str:
-    """Such as `2 x cpu` or `8 x NVIDIA H100`, and in how many processes if in several."""
+    """Name devices, such as `2 x cpu` or `8 x NVIDIA H100`, and the number of several processes."""
     processes = len({device.process_index for device in devices})
-    return f"{len(devices)} x {devices[0].device_kind}" + (
-        f" in {processes} processes" if processes > 1 else ""
-    )
+    where = f" in {processes} processes" if processes > 1 else ""
+    return f"{len(devices)} x {devices[0].device_kind}{where}"
 
 
 def memory_of(devices: list[jax.Device]) -> float:
-    """Bytes that arrays can take on all these devices together: of CPUs those of each process's
-    machine.
+    """Bytes that arrays can take on all these devices together.
+
+    CPU devices have the memory of each process's machine.
     """
     if devices[0].platform != "cpu":
-        return len(devices) * (jax.local_devices()[0].memory_stats() or {}).get(
-            "bytes_limit", math.inf
-        )
+        stats = jax.local_devices()[0].memory_stats() or {}
+        return len(devices) * stats.get("bytes_limit", math.inf)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, ValueError):  # where no control group, or none with a limit, is there
+    with suppress(OSError, ValueError):  # there is no control group, or it has no limit
         memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return memory * jax.process_count()
 
 
-# Bytes at least that an update keeps of a sample beside its observation: action, reward, value and
-# so on
+# Fewest bytes that an update keeps of a sample beside its observation: action, reward, value, ...
 BESIDE = 32
 
 
-def check_fits(args: Any, state: Any, batch: Any, spec: Any, devices: list[jax.Device]) -> None:
-    """Raise UsageError where `state` and `batch`, an update or an evaluation take more memory than
-    there is.
+def check_fits(
+    args: Any,
+    state: Any,
+    batch: Any,
+    spec: Any,
+    devices: list[jax.Device],
+) -> None:
+    """Raise UsageError if the run takes more memory than the devices have.
+
+    Args:
+        args: flags.
+        state: shapes of the state.
+        batch: shapes of a batch from the host.
+        spec: the environment's spec.
+        devices: all devices of the run.
     """
     available = memory_of(devices)
     agents = args.num_agents
@@ -211,5 +252,5 @@ def check_fits(args: Any, state: Any, batch: Any, spec: Any, devices: list[jax.D
 
 
 def size_of(tree: Any) -> int:
-    """Bytes of arrays."""
+    """Bytes of the arrays of a tree."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -1,12 +1,11 @@
-"""Evaluation on the device: one episode in each of a fixed set of environments, all of them in
-parallel.
-"""
+"""Evaluation on the device: one episode in each of a fixed set of environments, all in parallel."""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from pmaprl.device.agents import Player, PolicyInput, at_start
 from pmaprl.device.rollout import keys_of, step_envs
@@ -18,37 +17,51 @@ from pmaprl.envs.ranges import OUTSIDE, in_space
 SEED = 20_250_101  # the same episodes for every run, seed and evaluation
 
 
-def episode_keys(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The keys of an episode that begins with `key`: of its reset, of its steps, and of the actions
-    in them.
+def episode_keys(key: Array) -> tuple[Array, Array, Array]:
+    """Split the key of an episode into those of its reset, of its steps and of its actions.
 
-    Step number t folds t into the latter two. `fold_in(key, t)` itself is a key that the reset may
-    split off `key` too.
+    Step number t folds t into the latter two. `fold_in(key, t)` itself would be a key that the
+    reset may split off `key` too.
     """
-    return tuple(jax.random.split(key, 3))
+    reset_key, step_key, act_key = jax.random.split(key, 3)
+    return reset_key, step_key, act_key
 
 
 def run_episodes(
-    env: Env, player: Player | Callable, num_episodes: int, seed: int | jax.Array = SEED
+    env: Env,
+    player: Player | Callable,
+    num_episodes: int,
+    seed: int | Array = SEED,
 ) -> Episodes:
-    """This device's `num_episodes` episodes: how each begins depends on the `seed` and on its
-    global index only.
+    """Play this device's `num_episodes` episodes.
+
+    The beginning of an episode depends on the `seed` and on its global index only.
     """
     return play_episodes(env, player, keys_of(jax.random.key(seed), num_episodes))
 
 
-def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episodes:
-    """One episode from each of `keys` [E], by `player`, of whatever `Player.of` takes; of
-    `env.max_steps` at most.
+def play_episodes(
+    env: Env,
+    player: Player | Callable,
+    keys: Array,
+) -> Episodes:
+    """Play one episode from each key, of at most `env.max_steps` steps.
 
-    The length of an episode is NaN where the player had to act without a legal action, and infinite
-    where it was shown what its space rules out, see `fault_of`.
+    Args:
+        env: the environment.
+        player: anything that `Player.of` takes.
+        keys: [J] keys.
+
+    Returns:
+        Returns and lengths [J]. A length is NaN if the player had to act without a legal action,
+        and infinite if it was shown what its space rules out (see `fault_of`).
     """
     player = Player.of(player)
     num_episodes = keys.shape[0]
     reset_keys, step_keys, act_keys = jax.vmap(episode_keys)(keys)
     obs, env_state = jax.vmap(env.reset)(reset_keys)
     zeros = jnp.zeros(num_episodes)
+    fold = jax.vmap(jax.random.fold_in, (0, None))
 
     def unfinished(carry):
         time, *_, done, _ = carry
@@ -56,35 +69,34 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
 
     def step(carry):
         time, env_state, seen, memory, done, episodes = carry
-        action, memory = player.act(
-            seen, memory, jax.vmap(jax.random.fold_in, (0, None))(act_keys, time)
-        )
-        out = step_envs(
-            env, jax.vmap(jax.random.fold_in, (0, None))(step_keys, time), env_state, action
-        )
+        action, memory = player.act(seen, memory, fold(act_keys, time))
+        out = step_envs(env, fold(step_keys, time), env_state, action)
         counted = jnp.where(nothing_legal(seen.obs, env.action_space), jnp.nan, 1.0)
         counted = jnp.where(in_space(seen.obs, env.observation_space), counted, jnp.inf)
-        earned = Episodes(jnp.where(done, 0.0, out.reward), jnp.where(done, 0.0, counted))
+        earned = Episodes(
+            ret=jnp.where(done, 0.0, out.reward),
+            length=jnp.where(done, 0.0, counted),
+        )
         episodes = jax.tree.map(jnp.add, episodes, earned)
         over = out.terminated | out.truncated
-        return (
-            time + 1,
-            out.state,
-            PolicyInput(out.obs, over, out.reward),
-            memory,
-            done | over,
-            episodes,
+        seen = PolicyInput(
+            obs=out.obs,
+            first=over,
+            reward=out.reward,
         )
+        return time + 1, out.state, seen, memory, done | over, episodes
 
     memory = player.initial_memory(num_episodes)
-    start = (jnp.int32(0), env_state, at_start(obs), memory, zeros > 0, Episodes(zeros, zeros))
+    episodes = Episodes(ret=zeros, length=zeros)
+    start = (jnp.int32(0), env_state, at_start(obs), memory, zeros > 0, episodes)
     *_, episodes = jax.lax.while_loop(unfinished, step, start)
     return episodes
 
 
 def fault_of(episodes: Episodes) -> str:
-    """Say why the `episodes`, host arrays, do not count, for the end of a sentence on their
-    environment; else "".
+    """Explain why episodes do not count, as the end of a sentence on their environment.
+
+    `episodes` are host arrays. The text is empty if they count.
     """
     if np.isnan(episodes.length).any():
         return NO_LEGAL_ACTION

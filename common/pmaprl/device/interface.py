@@ -1,8 +1,11 @@
-"""What an algorithm is made of (pure functions of one agent on one device), and what the driver
-gives it.
+"""The contract between an algorithm and the driver.
 
-The driver does the rest, once for all algorithms: keys and counters, schedules, environments,
-opponents, episodes, metrics, several seeds, members and devices.
+An algorithm is a few pure functions of one agent on one device. The driver does the rest, once for
+all algorithms: keys and counters, schedules, environments, opponents, episodes, metrics, several
+seeds, members and devices.
+
+Letters of shapes: T steps of a rollout, N environments of this device, B samples of a batch, A
+components of an action, E epochs, M minibatches. docs/architecture.md has the whole legend.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,177 +15,248 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import Array
 
 from pmaprl.device.agents import PolicyInput
 from pmaprl.device.devices import size_of
 from pmaprl.device.rollout import compute_where
 from pmaprl.device.statistics import Episodes, RecentEpisodes
 
-SMALL_FINAL = 1024  # bytes of a final observation, with the memory of the policy
+# Bytes of a final observation with the policy's memory, up to which an accelerator values all steps
+SMALL_FINAL = 1024
 
 
 class HParams(SimpleNamespace):
-    """The flags of one agent now: schedules are applied, and a member of a population finds its own
-    values here.
+    """Hyperparameters of one agent in this update, by the names of the flags.
 
-    These may be traced arrays []: take numbers of formulas from here, and shapes and branches from
-    `args`.
+    Schedules are applied here, and a member of a population finds its own values. A value may be a
+    traced array []. Formulas read their numbers from here; shapes and branches come from `args`.
     """
 
 
 class OnPolicy(NamedTuple):
-    """An algorithm that learns from rollouts.
+    """An algorithm that learns from rollouts of its newest policy.
 
-    A learner is a record with at least the fields `params` and `obs_stats`, all that `act` may
-    read; `explore` may read everything but fields whose names begin with `opt_state`. A policy with
-    memory has `initial_memory`; then `explore` and `act` take a `PolicyInput` and its memory in
-    place of observations, and return the memory after the step too.
+    A learner is a record with at least the fields `params` and `obs_stats`. `act` may read these
+    two. `explore` may read every field but those whose names begin with `opt_state`.
+
+    A policy with memory sets `initial_memory`. Then `explore` and `act` take a `PolicyInput` and a
+    memory in place of observations, and return the memory after the step as their last value.
+
+    Attributes:
+        init: `init(key, hparams)` returns the learner before the first update.
+        explore: `explore(learner, obs, noise)` returns the actions of one environment step and
+            whatever else `update` wants to find in `rollout.extras`. obs are raw observations
+            [N, ...], noise is what `Distribution.sample` needs [N, ...], actions are [N, ...].
+        update: `update(learner, rollout, context)` learns from one `Rollout` [T, N, ...] and an
+            `UpdateContext`. It returns the learner and metrics by name.
+        act: `act(learner, obs, key)` returns actions [B, ...] for raw observations [B, ...]: the
+            best known ones without a key (None), else sampled ones.
+        initial_memory: `initial_memory(count)` returns the memory [count, ...] of `act` where
+            episodes begin. None means that the policy has no memory.
+        training_memory: `training_memory(count)` returns the memory of `explore`, where that
+            carries more than the policy's, such as the critic's.
+        wants_reward: True if actions depend on the last reward.
+        limits: lowest and highest value that evolution may give a flag, by flag.
+        cautions: by metric, the value above which a run warns once, and the warning.
     """
 
-    init: Callable  # key, flags -> learner
-    # Learner, observations [N, ...], noise [N, ...] -> actions [N, ...], extras of the rollout
+    init: Callable
     explore: Callable
-    update: Callable  # learner, Rollout, Now -> learner, metrics
-    act: Callable  # learner, observations [B, ...], key or None for the best -> actions [B, ...]
-    # Number of environments N -> memory [N, ...] that `act` begins with
+    update: Callable
+    act: Callable
     initial_memory: Callable | None = None
-    # Likewise of `explore`, where that carries more, such as the critic's
     training_memory: Callable | None = None
-    wants_reward: bool = False  # whether actions depend on the last reward
-    # By flag, what evolution keeps it within here: lowest and highest
+    wants_reward: bool = False
     limits: Mapping[str, tuple[float, float]] = {}
-    # By metric, above which value a run warns once, and of what
     cautions: Mapping[str, tuple[float, str]] = {}
 
 
 class OffPolicy(NamedTuple):
-    """An algorithm that learns from a replay buffer, one gradient update at a time."""
+    """An algorithm that learns from a replay buffer, one gradient update at a time.
 
-    init: Callable  # key, flags -> learner
-    # Learner, observations [N, ...], noise [N, ...] -> actions as the buffer keeps them
+    Attributes:
+        init: as for `OnPolicy`.
+        explore: `explore(learner, obs, noise)` returns the actions of one environment step as the
+            buffer keeps them, [N, ...].
+        update: `update(learner, batch, context)` makes one gradient update from a `Transition`
+            [B, ...]. It returns the learner and metrics by name.
+        act: as for `OnPolicy`.
+        observe: `observe(learner, transitions, valid)` returns the learner after transitions
+            [T, N, ...] were stored. `valid` [T, N] is False where a step does not count, or None.
+        initial_memory: None, since these policies have no memory.
+        wants_reward: False, since actions do not depend on the last reward.
+        limits: as for `OnPolicy`.
+        cautions: as for `OnPolicy`.
+    """
+
+    init: Callable
     explore: Callable
-    update: Callable  # learner, Transition [B, ...], Now -> learner, metrics
-    act: Callable  # learner, observations [B, ...], key or None for the best -> actions [B, ...]
-    # What a learner keeps of all that is stored
+    update: Callable
+    act: Callable
     observe: Callable = lambda learner, transitions, valid: learner
     initial_memory: None = None
     wants_reward: bool = False
-    limits: Mapping[str, tuple[float, float]] = {}  # as above, as is this:
+    limits: Mapping[str, tuple[float, float]] = {}
     cautions: Mapping[str, tuple[float, str]] = {}
 
 
 class UpdateContext(NamedTuple):
-    """What an update has besides the learner and its data."""
+    """Arguments of an update besides the learner and its data.
+
+    Attributes:
+        hparams: hyperparameters of this update.
+        updates: [] number of updates done before; for `OffPolicy` the number of gradient updates,
+            this one included.
+        key: random key of this update, the same on every device. None for `OffPolicy`.
+        minibatches: `minibatches(epochs, minibatches)` returns indices [E, M, B] into this
+            device's samples, flattened from [T, N] to [T * N]. None for `OffPolicy`.
+        keys: two keys for each group of a batch, of which `optim.noise_like` draws. For `OffPolicy`
+            only.
+    """
 
     hparams: HParams
-    updates: jax.Array  # [] updates done before; for `OffPolicy` gradient updates, with this one
-    key: jax.Array | None = None  # of this update, the same on every device
-    # Epochs, minibatches -> indices [E, M, B] of this device's samples [T * N]
+    updates: Array
+    key: Array | None = None
     minibatches: Callable | None = None
-    # For `OffPolicy` two for each group of samples, see `noise_like`
-    keys: tuple[jax.Array, jax.Array] = ()
+    keys: tuple[Array, Array] = ()
 
 
 class Rollout(NamedTuple):
-    """T steps of N environments, [T, N, ...]."""
+    """T steps of N environments, [T, N, ...].
 
-    seen: PolicyInput  # what the policy saw before each step
-    action: jax.Array
-    extras: Any  # what `explore` returned beside the actions
-    reward: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
-    final_obs: Any  # true next observations; None where they stand in the step after
-    last: PolicyInput  # [N, ...] after the last step
-    memory: Any  # [N, ...] carried into the first step, () without
-    # Bool: components of actions that the policy chose itself; None is all of them
-    own: jax.Array | None = None
-    # Bool: False where an environment only reset itself; None is all steps
-    valid: jax.Array | None = None
-    # Updates behind the policy that acted, where that was not the newest
-    version: jax.Array | None = None
+    Attributes:
+        seen: the policy's input before each step.
+        action: actions as `explore` returned them.
+        extras: the second value that `explore` returned.
+        reward: raw rewards.
+        terminated: bool, True where the episode ended, but not by a time limit.
+        truncated: bool, True where a time limit ended the episode.
+        final_obs: true next observations. None if the next step has them.
+        last: [N, ...] the policy's input after the last step.
+        memory: [N, ...] memory before the first step, () for a policy without.
+        own: bool, True for the components of actions that the policy chose itself. None: all.
+        valid: bool, False where an environment only reset itself. None: all steps count.
+        version: number of updates behind the acting policy. None: the newest policy acted.
+    """
+
+    seen: PolicyInput
+    action: Array
+    extras: Any
+    reward: Array
+    terminated: Array
+    truncated: Array
+    final_obs: Any
+    last: PolicyInput
+    memory: Any
+    own: Array | None = None
+    valid: Array | None = None
+    version: Array | None = None
 
     @property
     def obs(self) -> Any:
-        """Observations as the environment gave them."""
+        """Raw observations [T, N, ...], as the environment gave them."""
         return self.seen.obs
 
     @property
     def next_obs(self) -> Any:
-        """The true next observation of every step, also where an episode ended."""
+        """True next observations [T, N, ...], also where an episode ended."""
         if self.final_obs is not None:
             return self.final_obs
-        return jax.tree.map(
-            lambda x, last: jnp.concatenate([x[1:], last[None]]), self.obs, self.last.obs
-        )
+
+        def shifted(x: Array, last: Array) -> Array:
+            return jnp.concatenate([x[1:], last[None]])
+
+        return jax.tree.map(shifted, self.obs, self.last.obs)
 
     def next_values(
-        self, value: jax.Array, value_of: Callable, last: Any = None, final: Any = None
-    ) -> jax.Array:
-        """The value [T, N] of the true next observation of every step, where its episode was not
-        terminated.
+        self,
+        value: Array,
+        value_of: Callable,
+        last: Any = None,
+        final: Any = None,
+    ) -> Array:
+        """Values of the true next observations, for the bootstrap of returns.
 
-        `value` [T, N] are those of the steps. `value_of` gives them for what is `last` [N, ...],
-        after the rollout, and for what was `final` [T, N, ...] where a time limit struck:
-        observations, if nothing else is given. The latter are computed N at a time, and not at all
-        while no time limit strikes. On an accelerator those of all steps are one pass, where they
-        are small: a loop of unknown length asks the host, and keeps others out of CUDA graphs.
+        The values of final observations are computed N at a time, and not at all while no time
+        limit strikes. On an accelerator those of all steps are one pass, where they are small: a
+        loop of unknown length asks the host, and keeps other operations out of CUDA graphs.
+
+        Args:
+            value: [T, N] values of the rollout's observations.
+            value_of: the value function, from inputs [N, ...] to values [N].
+            last: its input [N, ...] after the last step; default: the last observations.
+            final: its input [T, N, ...] at final observations; default: `final_obs`.
+
+        Returns:
+            [T, N] value of the next observation; at a truncation, value of the final observation.
+            The entry of a termination means nothing: drop it.
         """
-        following = jnp.concatenate(
-            [value[1:], value_of(self.last.obs if last is None else last)[None]]
-        )
-        if self.final_obs is None:  # it stands in the step after
+        last_input = self.last.obs if last is None else last
+        last_value = value_of(last_input)
+        following = jnp.concatenate([value[1:], last_value[None]])
+        if self.final_obs is None:  # the next step has the true next observation
             return following
         struck = self.truncated & ~self.terminated
-        final = jax.tree.map(
-            lambda x: x.reshape(-1, *x.shape[2:]), self.final_obs if final is None else final
-        )
-        if jax.default_backend() != "cpu" and size_of(final) <= SMALL_FINAL * value.size:
-            return jnp.where(struck, value_of(final).reshape(value.shape), following)
+        final_input = self.final_obs if final is None else final
+        final_input = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), final_input)
+        is_small = size_of(final_input) <= SMALL_FINAL * value.size
+        if is_small and jax.default_backend() != "cpu":
+            final_value = value_of(final_input)
+            return jnp.where(struck, final_value.reshape(value.shape), following)
         values = compute_where(
             following.ravel(),
             struck.ravel(),
             width=value.shape[1],
-            compute=lambda index: value_of(jax.tree.map(lambda x: x[index], final)),
+            compute=lambda index: value_of(jax.tree.map(lambda x: x[index], final_input)),
         )
         return values.reshape(value.shape)
 
 
 class Transition(NamedTuple):
-    """What a replay buffer keeps of a step."""
+    """Steps as a replay buffer keeps them, or a batch of them [B, ...].
+
+    Attributes:
+        obs: raw observations.
+        action: actions; those of a Box are flat and within -1 .. 1.
+        reward: rewards; in a batch with n-step returns the discounted sum of n rewards.
+        terminated: bool, False where a time limit ended the episode.
+        next_obs: true next observations, also where a time limit struck.
+        version: number of updates behind the acting policy. None: the newest policy acted.
+        first: bool, True where an episode or a rollout begins. n-step returns stop before it.
+        discount: factor of the value of `next_obs`, in a batch with n-step returns.
+        discounted: discounted return so far, with --normalize-rewards. The buffer drops it.
+    """
 
     obs: Any
-    action: jax.Array  # Box actions within -1 .. 1, flat
-    reward: jax.Array
-    terminated: jax.Array  # not set by a time limit
-    next_obs: Any  # the true next observation, also where a time limit struck
-    # Updates behind the policy that acted, where that was not the newest
-    version: jax.Array | None = None
-    # Whether an episode or rollout begins here, where n-step returns stop before it
-    first: jax.Array | None = None
-    discount: jax.Array | None = None  # of the value of `next_obs`, in a batch with n-step returns
-    # Not kept: the discounted return so far, with --normalize-rewards
-    discounted: jax.Array | None = None
+    action: Array
+    reward: Array
+    terminated: Array
+    next_obs: Any
+    version: Array | None = None
+    first: Array | None = None
+    discount: Array | None = None
+    discounted: Array | None = None
 
 
 class Actors(struct.PyTreeNode):
-    """This device's N environments."""
+    """N environments of this device, with everything that belongs to each of them."""
 
     env_state: Any  # [N, ...]
     seen: PolicyInput  # [N, ...]
-    memory: Any  # [N, ...] still of the last episode where a new one begins
-    tracker: Episodes  # [N]
-    replay: Any = ()  # [N, C, ...]
+    memory: Any  # [N, ...] not yet reset where `seen.first` is True
+    tracker: Episodes  # [N] running episodes
+    replay: Any = ()  # [N, K, ...] rings of K slots
     discounted: Any = ()  # [N] discounted returns so far, with --normalize-rewards
 
 
 class RunState(struct.PyTreeNode):
-    """What the driver keeps of one agent, the same on every device."""
+    """The driver's own state of one agent, the same on every device."""
 
-    key: jax.Array  # root of all randomness; never advanced, only folded
-    updates: jax.Array  # [] updates done
-    member_values: dict[str, jax.Array]  # [] flags of its own, of a member of a population
-    recent: RecentEpisodes | None = None  # None where actors count episodes
-    opponent_pool: Any = ()  # past policies [P, ...] of --opponent self
-    gradient_updates: jax.Array | None = None  # [] of an `OffPolicy` algorithm
-    env_steps: jax.Array | None = None  # [] stored by actors beside the learner
+    key: Array  # root of all randomness; never advanced, only folded
+    updates: Array  # [] updates done
+    member_values: dict[str, Array]  # [] values of the flags that differ between members
+    recent: RecentEpisodes | None = None  # None if actors count episodes
+    opponent_pool: Any = ()  # [P, ...] past policies, with --opponent self
+    gradient_updates: Array | None = None  # [] gradient updates of an `OffPolicy` algorithm
+    env_steps: Array | None = None  # [] steps that actors on the host have stored

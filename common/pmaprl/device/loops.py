@@ -1,5 +1,6 @@
-"""Loops on the device: trees of arrays carried as one vector, so that a GPU gets one kernel for all
-of them.
+"""Loops on the device that carry a tree of arrays as one vector.
+
+A GPU then gets one kernel for the whole tree, not one for each array.
 """
 
 import math
@@ -11,82 +12,119 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax import Array
 
 
 class Packed(struct.PyTreeNode):
-    """The small arrays of a tree behind one another, and the others as they are."""
+    """The small arrays of a tree concatenated into one vector, and the large ones as they are."""
 
-    # [K] floats where all are, else bits; behind the axes of the loops that collected it
-    vector: jax.Array
-    others: tuple[jax.Array, ...]
-    # The tree's structure; shape and type of each array in the vector
+    vector: Array  # [..., V] floats if all arrays are, else bits; first the axes of loops
+    others: tuple[Array, ...]
+    # Structure of the tree, and for each array its shape and type, or None if it is in `others`
     layout: Any = struct.field(pytree_node=False)
 
     @classmethod
     def of(cls, tree: Any, largest: float = math.inf) -> "Packed":
-        """In the vector are arrays of 32 bits and bools, of up to `largest` numbers each."""
+        """Pack the arrays of 32 bits and bools that have up to `largest` numbers each."""
         arrays, structure = jax.tree.flatten(tree)
-        small = [x.size <= largest and (x.dtype == bool or x.dtype.itemsize == 4) for x in arrays]
-        inside = [x for x, is_small in zip(arrays, small, strict=True) if is_small]
-        floats = all(x.dtype == jnp.float32 for x in inside)
-        vector = jnp.concatenate(
-            [(x if floats else _bits(x)).ravel() for x in inside] or [jnp.zeros(0)]
+        inside = []
+        others = []
+        shapes = []
+        for x in arrays:
+            has_32_bits = x.dtype == bool or x.dtype.itemsize == 4
+            is_small = x.size <= largest and has_32_bits
+            (inside if is_small else others).append(x)
+            shapes.append((x.shape, x.dtype) if is_small else None)
+        all_floats = all(x.dtype == jnp.float32 for x in inside)
+        parts = [(x if all_floats else _bits(x)).ravel() for x in inside]
+        return cls(
+            vector=jnp.concatenate(parts or [jnp.zeros(0)]),
+            others=tuple(others),
+            layout=(structure, tuple(shapes)),
         )
-        others = tuple(x for x, is_small in zip(arrays, small, strict=True) if not is_small)
-        shapes = tuple(
-            (x.shape, x.dtype) if is_small else None
-            for x, is_small in zip(arrays, small, strict=True)
-        )
-        return cls(vector, others, (structure, shapes))
 
     @property
     def tree(self) -> Any:
         """The tree as it was, its arrays behind the axes of the loops."""
-        (structure, shapes), others = self.layout, iter(self.others)
+        structure, shapes = self.layout
+        others = iter(self.others)
         ends = np.cumsum([math.prod(shape[0]) for shape in shapes if shape])
         parts = iter(jnp.split(self.vector, ends[:-1], axis=-1))
-        arrays = [_shaped(next(parts), *shape) if shape else next(others) for shape in shapes]
+        arrays = []
+        for shape in shapes:
+            arrays.append(_shaped(next(parts), *shape) if shape else next(others))
         return jax.tree.unflatten(structure, arrays)
 
 
-def _bits(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.uint32) if x.dtype == bool else jax.lax.bitcast_convert_type(x, jnp.uint32)
+def _bits(x: Array) -> Array:
+    if x.dtype == bool:
+        return x.astype(jnp.uint32)
+    return jax.lax.bitcast_convert_type(x, jnp.uint32)
 
 
-def _shaped(part: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def _shaped(
+    part: Array,
+    shape: tuple[int, ...],
+    dtype: Any,
+) -> Array:
     part = part.reshape(*part.shape[:-1], *shape)
     if part.dtype == dtype:
         return part
-    return (
-        part.astype(bool)
-        if jnp.issubdtype(dtype, bool)
-        else jax.lax.bitcast_convert_type(part, dtype)
-    )
+    if jnp.issubdtype(dtype, bool):
+        return part.astype(bool)
+    return jax.lax.bitcast_convert_type(part, dtype)
 
 
 def unrolled_scan(
-    step: Callable, start: Any, inputs: Any, reverse: bool = False, on_cpu: int = 1
+    step: Callable,
+    start: Any,
+    inputs: Any,
+    reverse: bool = False,
+    on_cpu: int = 1,
 ) -> tuple[Any, Any]:
-    """`jax.lax.scan` of steps of few operations: `on_cpu` of them in one turn on a CPU, else 32, as
-    launches cost.
+    """Scan steps of few operations, several of them in one turn of the loop.
+
+    A turn has 32 steps on an accelerator, where launching a kernel costs more than such a step.
+
+    Args:
+        step: `step(carry, input)` returns the next carry and an output, as in `jax.lax.scan`.
+        start: the first carry.
+        inputs: tree of [T, ...].
+        reverse: whether to begin with the last step.
+        on_cpu: steps of a turn on a CPU.
+
+    Returns:
+        The last carry, and the outputs [T, ...].
     """
     unroll = on_cpu if jax.default_backend() == "cpu" else 32
     return jax.lax.scan(step, start, inputs, reverse=reverse, unroll=unroll)
 
 
 def zeros_of(function: Callable, *args: Any) -> Any:
-    """Zeros shaped as what `function(*args)` returns: where a loop's sums begin."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
+    """Zeros in the shapes of what `function(*args)` returns; sums in a loop begin with them."""
+    shapes = jax.eval_shape(function, *args)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
 def repeat(
-    step: Callable, state: Any, count: jax.Array, add: Callable = operator.add
+    step: Callable,
+    state: Any,
+    count: Array,
+    add: Callable = operator.add,
 ) -> tuple[Any, Any]:
-    """`state, new = step(index, state)` for every index below `count` []: the last state, and the
-    sum of what was new.
+    """Run `step` on a state `count` times, and add up what each step returns beside it.
 
-    `add` takes the sum so far, zeros at first, and what is new. `count` is traced: one executable
-    serves every length, and a resumed run executes the very same code.
+    `count` is traced: one executable serves every number of steps, and a resumed run executes the
+    very same code.
+
+    Args:
+        step: `step(index, state)` returns the next state and a tree of numbers.
+        state: the first state.
+        count: [] number of steps.
+        add: adds a step's numbers to the sum so far, which begins with zeros.
+
+    Returns:
+        The last state, and the sum of the numbers.
     """
     step = jax.jit(step)  # traced once, although its shapes are asked for too
 
@@ -95,6 +133,6 @@ def repeat(
         state, new = step(index, state)
         return state, Packed.of(add(total.tree, new))
 
-    start = state, Packed.of(zeros_of(step, jnp.int32(0), state)[1])
-    state, total = jax.lax.fori_loop(0, count, body, start)
+    zeros = zeros_of(step, jnp.int32(0), state)[1]
+    state, total = jax.lax.fori_loop(0, count, body, (state, Packed.of(zeros)))
     return state, total.tree

@@ -1,9 +1,8 @@
-"""Several processes that train together, each with devices of its own: who this one is, and what
-they agree on.
+"""Several processes that train together, each with devices of its own, and their agreements.
 
-All of them run the same program and come to the same calls in the same order; what could differ
-between them, such as a signal or what is found on a disk, is agreed on first. With one process
-nothing waits.
+All of them run the same program and come to the same calls in the same order. Anything that could
+differ between them, such as a signal or the contents of a disk, is agreed on first. With one
+process nothing waits.
 """
 
 import json
@@ -31,57 +30,62 @@ from pmaprl.device.meeting import meet
 T = TypeVar("T")
 
 START = 300  # seconds to wait until all processes are there
-# Without a sign of life for as many seconds a process counts as dead, and the others end
+# Seconds without a sign of life, after which a process counts as dead and the others end
 HEARTBEAT = 60
-# Seconds that a process which has finished waits for the first, which draws pictures
+# Seconds that a finished process waits for the first one, which draws pictures
 EXIT_TIMEOUT = 3600
-# Seconds that the first one, which all depend on, leaves the others where all have to end
+# Seconds that the first process lives longer than the others if all have to end: they depend on it
 GRACE = 2.0
-POLL_INTERVAL = 0.02  # seconds between two looks at what goes on in the background of all
+POLL_INTERVAL = 0.02  # seconds between two looks at the functions in the background
 LONGEST_TEXT = 400  # characters of a reason that one process gives the others
 LOST = re.compile("[A-Z_]+: .*(Gloo|gloo|NCCL|Socket closed|Connection|heartbeat)", re.DOTALL)
-"""What errors of collectives begin with that another process has left: XLA's code first, as few
-others do.
-"""
-# Of what goes on in the background; the largest is what counts for all
+"""Pattern of collectives' errors after another process has left; they begin with XLA's code."""
+# States of a function in the background; the largest of all processes counts
 DONE, UNDER_WAY, FAILED = range(3)
 
 
 class FailedElsewhere(TrainingError):
-    """What all did has failed in another process, there with an error of the type `kind`."""
+    """The failure of another process in a common step, there by an error of the type `kind`."""
 
-    def __init__(self, process: int, kind: str, text: str):
+    def __init__(
+        self,
+        process: int,
+        kind: str,
+        text: str,
+    ):
         super().__init__(f"process {process}: {text}")
         self.kind = kind
 
 
 def count() -> int:
-    """How many processes there are."""
+    """Number of processes."""
     return jax.process_count()
 
 
 def is_first() -> bool:
-    """Whether this process is the one that prints and writes."""
+    """True for the process that prints and writes."""
     return jax.process_index() == 0
 
 
 def own(devices: list[jax.Device]) -> list[jax.Device]:
-    """Those of `devices` that are this process's."""
+    """Select the `devices` of this process."""
     return [device for device in devices if device.process_index == jax.process_index()]
 
 
 def max_over_processes(number: int) -> int:
-    """The largest of the numbers that the processes have."""
-    return (
-        number if count() == 1 else int(np.max(multihost_utils.process_allgather(np.int32(number))))
-    )
+    """Largest of the numbers that the processes have."""
+    if count() == 1:
+        return number
+    return int(np.max(multihost_utils.process_allgather(np.int32(number))))
 
 
 def allgather(value: T) -> list[T]:
-    """What each process has in the place of `value`, in all of them.
+    """Gather `value` from all processes, on every process.
 
-    Between several processes goes only JSON: lists in place of tuples and arrays, texts as keys and
-    in place of paths.
+    Several processes exchange JSON: tuples and arrays become lists, keys and paths become texts.
+
+    Returns:
+        The values, in the order of the processes.
     """
     if count() == 1:
         return [value]
@@ -93,10 +97,11 @@ def allgather(value: T) -> list[T]:
 
 
 def all_or_none(function: Callable[..., T], *args: Any) -> T:
-    """What the function, which waits for no process, returns here, once it has returned in all of
-    them.
+    """Call a function that waits for no process, and return once all processes have done so.
 
-    Where it fails in one, all raise: that one its error, the others FailedElsewhere.
+    Raises:
+        Exception: the function has failed in this process.
+        FailedElsewhere: it has failed in another one.
     """
     result = error = None
     try:
@@ -104,28 +109,27 @@ def all_or_none(function: Callable[..., T], *args: Any) -> T:
     except Exception as failure:
         error = failure
     kind = UsageError.__name__ if isinstance(error, UsageError) else type(error).__name__
-    failures = allgather((kind, str(error)[:LONGEST_TEXT]) if error is not None else None)
-    for process, failure in enumerate(failures):
+    report = None if error is None else (kind, str(error)[:LONGEST_TEXT])
+    for process, failure in enumerate(allgather(report)):
         if failure:  # all follow the first one
-            raise (
-                error
-                if error is not None and kind == failure[0]
-                else FailedElsewhere(process, *failure)
-            )
+            is_alike = error is not None and kind == failure[0]
+            raise error if is_alike else FailedElsewhere(process, *failure)
     return result
 
 
 def on_first(function: Callable[..., T], *args: Any) -> T:
-    """In all processes what the first gets from the function, which it alone calls, as JSON. Fails
-    as `all_or_none`.
+    """Call a function on the first process only, and return its result on all, as JSON.
+
+    It fails as `all_or_none` does.
     """
     return allgather(all_or_none(lambda: function(*args) if is_first() else None))[0]
 
 
 def in_background(function: Callable[[], T]) -> T:
-    """As `all_or_none`, for a function that itself waits for the other processes, perhaps for
-    longer than they live: it is left behind in its thread where it fails in one of them, or one is
-    gone.
+    """Call a function that itself waits for the other processes, as `all_or_none` does.
+
+    It may wait for longer than they live. So it is left behind in its thread if it fails in one of
+    them, or one is gone.
     """
     if count() == 1:
         return function()
@@ -134,23 +138,24 @@ def in_background(function: Callable[[], T]) -> T:
     thread.shutdown(wait=False)
 
     def progress() -> int:
-        return UNDER_WAY if not future.done() else FAILED if future.exception() else DONE
+        if not future.done():
+            return UNDER_WAY
+        return FAILED if future.exception() else DONE
 
     while max_over_processes(progress()) == UNDER_WAY:
         time.sleep(POLL_INTERVAL)
     return all_or_none(future.result if future.done() else lambda: None)
 
 
-# ------------------------------------------------------------------------------------------- how
-# they meet, and part
+# ------------------------------------------------------------------------------ meeting and parting
 
 
 @contextmanager
 def joined(args: RunArgs, run: dict[str, Any]) -> Iterator[None]:
-    """Inside, this process is one of several, if the flags say so; begins before anything else
-    happens on a device.
+    """Make this process one of several, if the flags say so.
 
-    `run` is what all processes of this run have in common; one of another run is refused.
+    It begins before anything else happens on a device. `run` is what all processes of this run have
+    in common; a process of another run is refused.
     """
     if args.distributed and not jax.distributed.is_initialized():
         _meet(args, run)
@@ -163,11 +168,12 @@ def joined(args: RunArgs, run: dict[str, Any]) -> Iterator[None]:
 
 
 def _meet(args: RunArgs, run: dict[str, Any]) -> None:
-    """Start JAX's runtime for several processes; which ones is known first, where the flags say how
-    they meet.
+    """Start JAX's runtime for several processes.
+
+    If the flags name the address of process 0, the processes know each other first.
     """
     if not args.coordinator:
-        # JAX finds the others
+        # JAX finds the other processes
         _start_runtime("by themselves: name --distributed HOST:PORT,ID/COUNT")
         return
     where = f"at {args.coordinator}"
@@ -190,8 +196,9 @@ def _meet(args: RunArgs, run: dict[str, Any]) -> None:
 
 
 def _end_after_loss(args: RunArgs, process: int) -> NoReturn:
-    """End at once where another process is gone while JAX waits for it, which it does in vain until
-    it aborts.
+    """End at once if another process is gone while JAX waits for it.
+
+    JAX would wait in vain until it aborts.
     """
     lost = (
         f"process {args.process_id} of {args.processes} has lost process {process} while they met"
@@ -200,26 +207,29 @@ def _end_after_loss(args: RunArgs, process: int) -> NoReturn:
 
 
 def _start_runtime(where: str, **told: Any) -> None:
-    """Initialise JAX with what it is told; it finds out the rest. Raises UsageError where that
-    fails.
+    """Initialise JAX for several processes; it finds out anything that it is not told.
+
+    Raises:
+        UsageError: the processes could not meet.
     """
     # Between CPUs nothing but this keeps the collectives of two programs in one order, the same in
-    # all processes.
+    # all processes
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    with suppress(AttributeError):  # in versions that have it always
-        # It would take SIGTERM, and tell nobody
+    with suppress(AttributeError):  # versions without the setting always have the service
+        # JAX's preemption service would take SIGTERM, and tell nobody
         jax.config.update("jax_enable_preemption_service", False)
-    times = {"heartbeat_timeout_seconds": HEARTBEAT, "shutdown_timeout_seconds": EXIT_TIMEOUT}
-    in_main = threading.current_thread() is threading.main_thread()
-    handlers = (
-        {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        if in_main
-        else {}
-    )
-    if in_main:
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers[signal.SIGINT] = signal.getsignal(signal.SIGINT)
+        handlers[signal.SIGTERM] = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would not come to handle it
     try:
-        jax.distributed.initialize(**told, **times, initialization_timeout=START)
+        jax.distributed.initialize(
+            **told,
+            heartbeat_timeout_seconds=HEARTBEAT,
+            shutdown_timeout_seconds=EXIT_TIMEOUT,
+            initialization_timeout=START,
+        )
     except (ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UsageError(
@@ -231,8 +241,9 @@ def _start_runtime(where: str, **told: Any) -> None:
 
 
 def has_lost(error: BaseException | None) -> str:
-    """The first line of an error which says that a collective failed, be it the `error` or one
-    behind it; else "".
+    """First line of the error that says that a collective failed; empty if none does.
+
+    It is the `error` or one of its causes.
     """
     line = ""
     while error is not None and count() > 1:
@@ -243,17 +254,17 @@ def has_lost(error: BaseException | None) -> str:
 
 
 def _ended(error: Exception) -> ProcessEnded:
-    """Why this process ends, in one sentence."""
+    """Explain in one sentence why this process ends."""
     this = f"process {jax.process_index()} of {count()}"
     grace = GRACE if is_first() else 0.0
     if lost := has_lost(error):
-        return ProcessEnded(
-            f"{this} has lost another one ({lost[:120]}); saved checkpoints are intact", 1, 0.0
-        )
-    usage = isinstance(error, UsageError) or getattr(error, "kind", "") == UsageError.__name__
-    known = isinstance(error, UsageError | TrainingError)
+        text = f"{this} has lost another one ({lost[:120]}); saved checkpoints are intact"
+        return ProcessEnded(text, 1, 0.0)
+    is_known = isinstance(error, UsageError | TrainingError)
+    is_usage = isinstance(error, UsageError) or getattr(error, "kind", "") == UsageError.__name__
     text = str(error) or type(error).__name__
-    text = text if known else text.splitlines()[0]
-    return ProcessEnded(
-        text if known and is_first() else f"{this}: {text}", 2 if usage else 1, grace
-    )
+    if not is_known:
+        text = text.splitlines()[0]
+    if not (is_known and is_first()):
+        text = f"{this}: {text}"
+    return ProcessEnded(text, 2 if is_usage else 1, grace)

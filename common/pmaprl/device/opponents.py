@@ -1,7 +1,6 @@
-"""Who else acts in an environment: past policies in self-play, other members of a population as
-opponents or teammates.
+"""Others that act in an environment: past policies in self-play, other members of a population.
 
-An opponent is a part of the environment, see `Env.against`; a teammate chooses some components of
+An opponent is a part of the environment, see `Env.against`. A teammate chooses some components of
 every action.
 """
 
@@ -10,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from pmaprl.device.agents import acting_part, with_acting_part
 from pmaprl.device.interface import RunState
@@ -20,58 +20,93 @@ PAST = 8  # policies that self-play draws from
 
 
 def init_pool(args: Any, learner: Any) -> Any:
-    """The past policies [P, ...] before the first update; () where there is no self-play."""
+    """Make the opponent pool [P, ...] before the first update; () without self-play."""
     part = acting_part(learner) if args.opponent == "self" else ()
     return jax.tree.map(lambda x: jnp.stack([x] * PAST), part)
 
 
-def update_pool(args: Any, run: RunState, learner: Any) -> Any:
-    """The past policies [P, ...]; every --opponent-interval updates that of now is the newest of
-    them.
+def update_pool(
+    args: Any,
+    run: RunState,
+    learner: Any,
+) -> Any:
+    """Replace the oldest policy of the opponent pool by the current one, if it is time.
+
+    It is time every --opponent-interval updates. Before the first update the current policy
+    replaces all.
+
+    Args:
+        args: flags.
+        run: has the opponent pool [P, ...] and the number of updates.
+        learner: the current learner.
+
+    Returns:
+        The opponent pool [P, ...]; () without self-play.
     """
     if args.opponent != "self":
         return ()
     turn, late = jnp.divmod(run.updates, args.opponent_interval)
-    # All of them at first
-    replaced = (jnp.arange(PAST) == turn % PAST) & (late == 0) | (run.updates == 0)
-    return jax.vmap(select, (0, None, 0))(replaced, acting_part(learner), run.opponent_pool)
+    is_oldest = jnp.arange(PAST) == turn % PAST
+    replaced = is_oldest & (late == 0) | (run.updates == 0)
+    choose = jax.vmap(select, (0, None, 0))
+    return choose(replaced, acting_part(learner), run.opponent_pool)
 
 
-def sample_opponent(args: Any, run: RunState, learner: Any, key: jax.Array) -> Any:
-    """Who else acts in this update, as a learner: another member, or in self-play a past policy;
-    None is nobody.
+def sample_opponent(
+    args: Any,
+    run: RunState,
+    learner: Any,
+    key: Array,
+) -> Any:
+    """Draw the opponent or teammate of this update.
+
+    Returns:
+        A learner: that of another member, or in self-play one with a past policy. None: nobody.
     """
     if args.opponent == "random":
         return None
+    part = acting_part(learner)
     if args.opponent == "members":
-        part = of_other_member(key, acting_part(learner))
+        part = of_other_member(key, part)
     else:
         chosen = jax.random.randint(key, (), 0, PAST)
         part = jax.tree.map(lambda x: x[chosen], run.opponent_pool)
     return with_acting_part(learner, part)
 
 
-def of_other_member(key: jax.Array, own: Any) -> Any:
-    """What another member has in the place of its `own`, arrays of any shape; called for one of
-    `MEMBERS`.
+def of_other_member(key: Array, own: Any) -> Any:
+    """Take the value of another member, inside `over_seeds`.
 
-    Everyone gets that of the member so many places further on, the same number for all: nobody gets
-    its own, and nobody is given to two. All numbers are equally likely, by the `key` of the first
-    member.
+    Members are paired by one random cyclic shift, drawn by the `key` of the first member. So nobody
+    meets itself, and each is met once.
+
+    Args:
+        key: random key of this member.
+        own: this member's value, a tree of arrays.
+
+    Returns:
+        The other member's value.
     """
     count = jax.lax.axis_size(MEMBERS)
-    step = jax.lax.all_gather(jax.random.randint(key, (), 1, count), MEMBERS)[0]
-    other = (jax.lax.axis_index(MEMBERS) + step) % count
+    drawn = jax.random.randint(key, (), 1, count)
+    shift = jax.lax.all_gather(drawn, MEMBERS)[0]
+    other = (jax.lax.axis_index(MEMBERS) + shift) % count
     return jax.tree.map(lambda x: jax.lax.all_gather(x, MEMBERS)[other], own)
 
 
-def draw_own_components(keys: jax.Array, agents: tuple[int, ...]) -> jax.Array:
-    """Which components of actions [N, A] a member chooses itself, bool: those of half of the
-    agents, rounded up.
+def draw_own_components(keys: Array, agents: tuple[int, ...]) -> Array:
+    """Draw the components of actions that a member chooses itself in a team.
 
-    Which agents these are is drawn for each environment by its own of `keys` [N]. `agents` is
-    `Env.agents`.
+    They are those of half of the agents, rounded up, drawn anew for each environment.
+
+    Args:
+        keys: [N] keys, one for each environment.
+        agents: [A] the agent that owns each component, `Env.agents`.
+
+    Returns:
+        [N, A] bool.
     """
     count = max(agents) + 1
     order = jax.vmap(jax.random.permutation, (0, None))(keys, count)  # [N, agents]
-    return (order < (count + 1) // 2)[:, np.array(agents)]
+    is_own = order < (count + 1) // 2
+    return is_own[:, np.array(agents)]

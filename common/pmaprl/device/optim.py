@@ -1,6 +1,4 @@
-"""What algorithms build their updates from: gradients, optimizer steps, and flags with schedules
-applied.
-"""
+"""Parts that algorithms build their updates from: gradients, optimizer steps, scheduled flags."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from pmaprl.device.interface import HParams
@@ -20,18 +19,29 @@ from pmaprl.device.statistics import Metrics, OptionalMetric, across_devices, ov
 
 
 class AdamState(struct.PyTreeNode):
-    """The state of an optimizer with a learning rate of its own."""
+    """State of an optimizer with a learning rate of its own."""
 
     moments: optax.OptState
-    learning_rate: jax.Array  # [] moves under --lr-schedule kl-adaptive only
+    learning_rate: Array  # [] changes under --lr-schedule kl-adaptive only
 
 
 def mean_gradients(loss: Callable) -> Callable[..., tuple[Any, Metrics]]:
-    """From `loss(params, ...)`, which returns a mean over this device's samples and metrics, a
-    function of the same that returns gradients and metrics of the samples of all devices.
+    """Make a function that computes gradients over the samples of all devices.
+
+    Args:
+        loss: `loss(params, ...)` returns the mean loss [] over this device's samples, and metrics.
+
+    Returns:
+        A function of the arguments of `loss`. It returns the gradient by `params` and the metrics,
+        both averaged over devices.
     """
     gradients = jax.grad(loss, has_aux=True)
-    return lambda params, *inputs: across_devices(*gradients(params, *inputs))
+
+    def gradients_of_all(params: Any, *inputs: Any) -> tuple[Any, Metrics]:
+        grads, metrics = gradients(params, *inputs)
+        return across_devices(grads, metrics)
+
+    return gradients_of_all
 
 
 def gradient_step(
@@ -40,28 +50,41 @@ def gradient_step(
     optimizer: optax.GradientTransformation,
     state: optax.OptState,
     weight_norm: bool = False,
-) -> tuple[Any, optax.OptState, Metrics, jax.Array]:
-    """One step of an optimizer: variables of networks and its state after it, metrics, and the norm
-    of the gradient.
+) -> tuple[Any, optax.OptState, Metrics, Array]:
+    """Take one optimizer step, with the gradient over the samples of all devices.
 
-    `loss(variables)` returns a mean over this device's samples, and with it metrics and the
-    collections of variables that the networks have replaced, such as statistics of batches, whose
-    gradient is zero.
+    Args:
+        loss: `loss(variables)` returns the mean loss [] over this device's samples, and a pair:
+            metrics, and the collections of variables that the networks have replaced, such as
+            statistics of batches. The gradient of those collections is zero.
+        variables: variables of the networks.
+        optimizer: rule of the step.
+        state: the optimizer's state.
+        weight_norm: whether to project the weights onto unit norm after the step (`unit_norm`).
+
+    Returns:
+        The variables and the optimizer's state after the step, metrics, and the norm [] of the
+        gradient.
     """
     grads, (metrics, replaced) = jax.grad(loss, has_aux=True)(variables)
     grads, metrics = across_devices(grads, metrics)
     changes, state = optimizer.update(grads, state, variables)
     variables = optax.apply_updates(variables, changes) | replaced
-    return (
-        unit_norm(variables) if weight_norm else variables,
-        state,
-        metrics,
-        optax.tree.norm(grads),
-    )
+    if weight_norm:
+        variables = unit_norm(variables)
+    norm = optax.tree.norm(grads)
+    return variables, state, metrics, norm
 
 
 def unit_norm(variables: Any) -> Any:
-    """Weight normalisation: networks in which the weights into every unit have norm 1."""
+    """Scale the weights into every unit to norm 1 (weight normalisation).
+
+    Args:
+        variables: variables of networks, of which every array named "kernel" is scaled.
+
+    Returns:
+        The variables with kernels [..., inputs, units] whose columns have norm 1.
+    """
 
     def scaled(path, x):
         is_kernel = jax.tree_util.keystr(path[-1:], simple=True) == "kernel"
@@ -71,7 +94,7 @@ def unit_norm(variables: Any) -> Any:
 
 
 def mean_over_devices(x: Any) -> Any:
-    """The mean of arrays of all devices."""
+    """Average the arrays of all devices; every device gets the mean."""
     return jax.lax.pmean(x, AXIS)
 
 
@@ -79,94 +102,169 @@ RULES = {"adam": partial(optax.scale_by_adam, eps=1e-5), "radam": optax.scale_by
 
 
 def clipped_adam(hparams: Any) -> optax.GradientTransformation:
-    """Directions of steps, whose length is the learning rate: Adam, after the global norm of the
-    gradient is clipped.
+    """Adam after clipping the gradient's global norm, without the factor of the learning rate.
 
-    `hparams` has `max_grad_norm`, of which 0 does not clip, and `adam_b1` and `adam_b2`, numbers or
-    arrays []. Its `optimizer`, if there is one, says which of RULES it is.
+    Args:
+        hparams: has `max_grad_norm` (0: no clipping), `adam_b1` and `adam_b2`, numbers or arrays
+            []. Its `optimizer`, if it has one, names one of RULES.
+
+    Returns:
+        An optax rule, whose updates are directions.
     """
     limit = hparams.max_grad_norm
-    off = isinstance(limit, float) and limit == 0
-    clip = optax.identity() if off else optax.clip_by_global_norm(inf_if_zero(limit))
-    return optax.chain(
-        clip, RULES[getattr(hparams, "optimizer", "adam")](hparams.adam_b1, hparams.adam_b2)
-    )
+    is_off = isinstance(limit, float) and limit == 0
+    clip = optax.identity() if is_off else optax.clip_by_global_norm(inf_if_zero(limit))
+    rule = RULES[getattr(hparams, "optimizer", "adam")]
+    return optax.chain(clip, rule(hparams.adam_b1, hparams.adam_b2))
 
 
 def adam_init(params: Any, hparams: Any) -> AdamState:
-    """The state of `adam_step` before the first one."""
-    return AdamState(clipped_adam(hparams).init(flat(params)), jnp.float32(hparams.learning_rate))
+    """State of `adam_step` before the first step.
+
+    Args:
+        params: parameters to be learned.
+        hparams: has `learning_rate` and what `clipped_adam` takes.
+
+    Returns:
+        The optimizer's state.
+    """
+    return AdamState(
+        moments=clipped_adam(hparams).init(flat(params)),
+        learning_rate=jnp.float32(hparams.learning_rate),
+    )
 
 
-def adam_step(params: Any, grads: Any, state: AdamState, hparams: Any) -> tuple[Any, AdamState]:
-    """A step of `clipped_adam` of the length `hparams.learning_rate`: parameters and state after
-    it.
+def adam_step(
+    params: Any,
+    grads: Any,
+    state: AdamState,
+    hparams: Any,
+) -> tuple[Any, AdamState]:
+    """Take one step of `clipped_adam`, with the learning rate `hparams.learning_rate`.
+
+    Args:
+        params: parameters.
+        grads: gradient, the same on every device.
+        state: the optimizer's state.
+        hparams: has `learning_rate` and what `clipped_adam` takes.
+
+    Returns:
+        Parameters and state after the step.
     """
     vector, unravel = ravel_pytree(params)
     direction, moments = clipped_adam(hparams).update(flat(grads), state.moments)
-    return unravel(vector - hparams.learning_rate * direction), state.replace(moments=moments)
+    params = unravel(vector - hparams.learning_rate * direction)
+    return params, state.replace(moments=moments)
 
 
 def mean_each(samples: Metrics) -> Metrics:
-    """The means of metrics of samples, arrays of one shape, in one pass."""
-    mean = jnp.mean(jnp.stack([jnp.float32(x).ravel() for x in samples.values()]), axis=1)
+    """Average each metric over the samples.
+
+    All means are one reduction, which is one kernel in place of one for each metric.
+
+    Args:
+        samples: arrays of one shape, by name.
+
+    Returns:
+        Their means [], by name.
+    """
+    rows = [jnp.float32(x).ravel() for x in samples.values()]
+    mean = jnp.mean(jnp.stack(rows), axis=1)
     return dict(zip(samples, mean, strict=True))
 
 
-def gather_samples(samples: Any, indices: jax.Array) -> Any:
-    """Those of samples [N, ...] at `indices` [B], which are not negative and below N."""
+def gather_samples(samples: Any, indices: Array) -> Any:
+    """Select samples by their indices.
+
+    Args:
+        samples: tree of arrays [N, ...].
+        indices: [...] indices from 0 to N - 1.
+
+    Returns:
+        The tree with arrays [..., ...], indices first.
+    """
     return jax.tree.map(lambda x: jnp.take(x, indices, axis=0, mode="clip"), samples)
 
 
-def flat(tree: Any) -> jax.Array:
-    """All numbers of a tree, one vector: what is done with it is one operation, not one for each
-    array.
+def flat(tree: Any) -> Array:
+    """Concatenate all numbers of a tree into one vector.
+
+    An operation on the vector is one kernel, not one for each array.
     """
     return ravel_pytree(tree)[0]
 
 
-def global_norm(tree: Any) -> jax.Array:
-    """The norm [] of all numbers of a tree."""
+def global_norm(tree: Any) -> Array:
+    """Euclidean norm [] of all numbers of a tree."""
     return optax.tree.norm(flat(tree))
 
 
-def all_finite(tree: Any) -> jax.Array:
-    """Whether all numbers of a tree are finite, []."""
+def all_finite(tree: Any) -> Array:
+    """True [] if all numbers of a tree are finite."""
     return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
-def adapt_learning_rate(state: AdamState, kl: jax.Array, hparams: Any) -> AdamState:
-    """The state after an update that moved the policy by `kl`, which under --lr-schedule
-    kl-adaptive moves its learning rate: divided by 1.5 where that is over twice `desired_kl`,
-    multiplied where it is under half of it.
+def adapt_learning_rate(
+    state: AdamState,
+    kl: Array,
+    hparams: Any,
+) -> AdamState:
+    """Adapt the learning rate to how far an update moved the policy (--lr-schedule kl-adaptive).
+
+    The rate is divided by 1.5 if `kl` is over twice `desired_kl`, and multiplied by 1.5 if it is
+    under half of it. It stays within 1e-6 and 1e-2.
+
+    Args:
+        state: the optimizer's state.
+        kl: [] KL divergence of the update in nats, the same on every device.
+        hparams: has `lr_schedule` and `desired_kl`.
+
+    Returns:
+        The state with the new rate; under another schedule the state as it is.
     """
     if hparams.lr_schedule != "kl-adaptive":
         return state
-    factor = jnp.where(
-        kl > 2 * hparams.desired_kl, 1 / 1.5, jnp.where(kl < 0.5 * hparams.desired_kl, 1.5, 1.0)
-    )
-    return state.replace(learning_rate=jnp.clip(state.learning_rate * factor, 1e-6, 1e-2))
+    too_far = kl > 2 * hparams.desired_kl
+    raised = jnp.where(kl < 0.5 * hparams.desired_kl, 1.5, 1.0)
+    factor = jnp.where(too_far, 1 / 1.5, raised)
+    learning_rate = jnp.clip(state.learning_rate * factor, 1e-6, 1e-2)
+    return state.replace(learning_rate=learning_rate)
 
 
-def inf_if_zero(limit: float | jax.Array) -> float | jax.Array:
-    """`limit` [], or infinity where it is 0, which turns it off; numbers stay numbers."""
-    return limit or jnp.inf if isinstance(limit, float) else jnp.where(limit > 0, limit, jnp.inf)
+def inf_if_zero(limit: float | Array) -> float | Array:
+    """Turn a limit of 0, which means no limit, into infinity; numbers stay numbers."""
+    if isinstance(limit, float):
+        return limit or jnp.inf
+    return jnp.where(limit > 0, limit, jnp.inf)
 
 
 def run_epochs(
-    step: Callable, start: Any, inputs: Any, target_kl: float | jax.Array = 0.0
+    step: Callable,
+    start: Any,
+    inputs: Any,
+    target_kl: float | Array = 0.0,
 ) -> tuple[Any, Metrics]:
-    """Steps of `jax.lax.scan` over `inputs` [E, M, ...] that carry parameters and the optimizer's
-    state, and return
-    metrics: what they carry in the end, and the means of those.
+    """Run `step` over the minibatches of all epochs.
 
-    None counts after an epoch whose "policy/approx_kl" exceeds `target_kl`, unless that is 0; they
-    are computed all the same, as under `vmap` in any case.
+    After an epoch whose "policy/approx_kl" exceeds `target_kl`, later epochs change nothing and do
+    not count. They are computed all the same, as they would be under `vmap` in any case.
+
+    Args:
+        step: `step((params, opt_state), minibatch)` returns the pair after one gradient step, and
+            metrics, as `jax.lax.scan` takes it.
+        start: params and opt_state before the first step.
+        inputs: minibatches, a tree of [E, M, ...].
+        target_kl: [] bound of an epoch's KL divergence in nats; 0: none.
+
+    Returns:
+        The last params and opt_state, and the means of the metrics over the steps that count, with
+        the number of epochs that count as "policy/epochs".
     """
     all_count = isinstance(target_kl, float) and not target_kl
 
     def packed_step(carry, inputs):
-        (params, opt_state), metrics = step((carry[0].tree, carry[1]), inputs)
+        params, opt_state = carry
+        (params, opt_state), metrics = step((params.tree, opt_state), inputs)
         return (Packed.of(params), opt_state), Packed.of(metrics)
 
     def epoch(carry, inputs):
@@ -179,110 +277,186 @@ def run_epochs(
             stopped |= metrics["policy/approx_kl"] > inf_if_zero(target_kl)
         return (after, stopped), Packed.of((metrics, counts))
 
-    start = (Packed.of(start[0]), start[1]), jnp.bool_(False)
-    ((params, opt_state), _), epochs = jax.lax.scan(epoch, start, inputs)
-    (metrics, counts), state = epochs.tree, (params.tree, opt_state)
+    params, opt_state = start
+    carry = (Packed.of(params), opt_state), jnp.bool_(False)
+    carry, epochs = jax.lax.scan(epoch, carry, inputs)
+    (params, opt_state), _ = carry
+    metrics, counts = epochs.tree
     metrics = over_steps(metrics, None if all_count else counts)
-    return state, metrics | {"policy/epochs": jnp.sum(counts, dtype=jnp.float32)}
+    metrics |= {"policy/epochs": jnp.sum(counts, dtype=jnp.float32)}
+    return (params.tree, opt_state), metrics
 
 
 def update_if(
-    due: jax.Array, step: Callable[[Any], tuple[Any, Metrics]], state: Any
+    due: Array,
+    step: Callable[[Any], tuple[Any, Metrics]],
+    state: Any,
 ) -> tuple[Any, dict[str, OptionalMetric]]:
-    """`step` of the state where it is `due`, else the state as it is; and metrics, reported where
-    it was.
+    """Run `step` on the state only if it is due.
+
+    Args:
+        due: [] bool.
+        step: returns the new state and metrics.
+        state: its argument.
+
+    Returns:
+        The new state, or `state` as it is; and metrics, which report nothing if nothing was due.
     """
     nothing = zeros_of(step, state)[1]
     state, metrics = jax.lax.cond(due, step, lambda state: (state, nothing), state)
     return state, {name: OptionalMetric(x, due.astype(x.dtype)) for name, x in metrics.items()}
 
 
-def standardize(x: jax.Array, axis: Any = None, weight: jax.Array | None = None) -> jax.Array:
-    """`x` with zero mean and unit variance along `axis` over all devices; of those alone whose
-    `weight` is 1.
+def standardize(
+    x: Array,
+    axis: Any = None,
+    weight: Array | None = None,
+) -> Array:
+    """Shift and scale `x` to zero mean and unit variance over all devices.
+
+    Args:
+        x: samples.
+        axis: axes of the samples; default: all.
+        weight: 1 for samples that count and 0 for others, in the shape of `x`; default: all count.
+
+    Returns:
+        The standardized samples, in the shape of `x`.
     """
-    mean = (
-        partial(jnp.mean, axis=axis, keepdims=True)
-        if weight is None
-        else partial(weighted_mean, weight)
-    )
+    if weight is None:
+        mean = partial(jnp.mean, axis=axis, keepdims=True)
+    else:
+        mean = partial(weighted_mean, weight)
     centred = x - jax.lax.pmean(mean(x), AXIS)
-    return centred / (jnp.sqrt(jax.lax.pmean(mean(jnp.square(centred)), AXIS)) + 1e-8)
+    variance = jax.lax.pmean(mean(jnp.square(centred)), AXIS)
+    return centred / (jnp.sqrt(variance) + 1e-8)
 
 
-def weighted_mean(weight: jax.Array, x: jax.Array) -> jax.Array:
-    """This device's share of the mean of `x` where `weight` is 1: the mean over devices of this is
-    that over all.
+def weighted_mean(weight: Array, x: Array) -> Array:
+    """Weighted mean of this device, scaled so that the mean over devices is the mean over all.
+
+    Args:
+        weight: 1 for samples that count and 0 for others.
+        x: samples, in the shape of `weight`.
+
+    Returns:
+        A number []: `mean_over_devices` of it is the mean of all samples that count.
     """
-    return jnp.sum(x * weight) / jnp.maximum(jax.lax.pmean(jnp.sum(weight), AXIS), 1e-8)
+    total = jnp.sum(x * weight)
+    mean_weight = jax.lax.pmean(jnp.sum(weight), AXIS)
+    return total / jnp.maximum(mean_weight, 1e-8)
 
 
-def value_metrics(value: jax.Array, target: jax.Array, advantage: jax.Array) -> Metrics:
-    """How well values predict their targets, and the spread of advantages, all in units of the
-    rewards.
+def value_metrics(
+    value: Array,
+    target: Array,
+    advantage: Array,
+) -> Metrics:
+    """Measure how well values predict their targets, and how far advantages spread.
+
+    Args:
+        value: predicted values, in units of the rewards.
+        target: their targets, in the same shape and units.
+        advantage: advantages, in the same shape and units.
+
+    Returns:
+        "value/mean", "value/explained_variance" and "advantage/std" [], over all devices.
     """
     samples = jnp.stack([x.ravel() for x in (target, target - value, advantage, value)])
     mean = jax.lax.pmean(jnp.mean(samples, axis=1), AXIS)
-    variance = jax.lax.pmean(jnp.mean(jnp.square(samples - mean[:, None]), axis=1), AXIS)
-    target, error, advantage, _ = variance
+    squares = jnp.square(samples - mean[:, None])
+    variance = jax.lax.pmean(jnp.mean(squares, axis=1), AXIS)
+    target_variance, error_variance, advantage_variance, _ = variance
     return {
         "value/mean": mean[3],
-        "value/explained_variance": 1 - error / jnp.maximum(target, 1e-8),
-        "advantage/std": jnp.sqrt(advantage),
+        "value/explained_variance": 1 - error_variance / jnp.maximum(target_variance, 1e-8),
+        "advantage/std": jnp.sqrt(advantage_variance),
     }
 
 
-def noise_like(keys: jax.Array, x: jax.Array) -> jax.Array:
-    """Standard normals in the shape of `x` [B, ...], of which each of `keys` [G] draws an equal
-    part.
+def noise_like(keys: Array, x: Array) -> Array:
+    """Draw standard normal noise, which does not depend on the number of devices.
+
+    Args:
+        keys: [G] keys, one for each group of samples, such as `UpdateContext.keys[0]`.
+        x: [B, ...] array that has the shape of the noise. Each key draws B / G samples of it.
+
+    Returns:
+        [B, ...] noise.
     """
     shape = x.shape[0] // keys.shape[0], *x.shape[1:]
-    return jax.vmap(lambda key: jax.random.normal(key, shape))(keys).reshape(x.shape)
+    noise = jax.vmap(lambda key: jax.random.normal(key, shape))(keys)  # [G, B / G, ...]
+    return noise.reshape(x.shape)
 
 
 def hparams_of(
-    args: Any, member_values: dict[str, jax.Array] | None = None, **now: jax.Array
+    args: Any,
+    member_values: dict[str, Array] | None = None,
+    **scheduled: Array,
 ) -> HParams:
-    """The flags of one agent: those that are in its `member_values` as arrays [], all others as
-    they are in `args`.
+    """Hyperparameters of one agent.
 
-    `now` are values of this moment. A flag that an algorithm reads from here is one that a
-    population can sweep.
+    A population can sweep every flag that an algorithm reads from here.
+
+    Args:
+        args: flags.
+        member_values: values [] of the flags that differ between members, by name.
+        scheduled: values [] that schedules have changed. They come before all others.
+
+    Returns:
+        All flags, by name.
     """
-    return HParams(**vars(args) | (member_values or {}) | now)
+    return HParams(**vars(args) | (member_values or {}) | scheduled)
 
 
-def falling(args: Any, updates: jax.Array, fraction: float) -> jax.Array:
-    """What falls from 1 to 0 in a line over this `fraction` of the run, after so many `updates` [];
-    0 for 0.
+def falling(
+    args: Any,
+    updates: Array,
+    fraction: float,
+) -> Array:
+    """Linear decay [] from 1 to 0 over `fraction` of the run, after `updates` [] updates.
+
+    It is 0 from the start if `fraction` is 0.
     """
-    return jnp.maximum(1.0 - updates / max(fraction * args.num_updates, 1.0), 0.0) * (fraction > 0)
+    num_updates = max(fraction * args.num_updates, 1.0)
+    return jnp.maximum(1.0 - updates / num_updates, 0.0) * (fraction > 0)
 
 
-def epsilon_after(args: Any, updates: int | jax.Array) -> jax.Array:
-    """The probability of random actions after so many `updates` []: a line over --epsilon-fraction
-    of the run.
+def epsilon_after(args: Any, updates: int | Array) -> Array:
+    """Probability [] of a random action after `updates` [] updates.
+
+    Args:
+        args: has `epsilon_start`, `epsilon_end` and `epsilon_fraction`, the fraction of the run
+            over which the probability falls linearly.
+        updates: number of updates done.
     """
     left = falling(args, updates, args.epsilon_fraction)
     return args.epsilon_end + (args.epsilon_start - args.epsilon_end) * jnp.float32(left)
 
 
-def apply_schedules(args: Any, run: Any, learner: Any) -> tuple[HParams, dict[str, jax.Array]]:
-    """The flags of one agent for the update that comes next, and those among them that schedules
-    change, [] by name.
+def apply_schedules(
+    args: Any,
+    run: Any,
+    learner: Any,
+) -> tuple[HParams, dict[str, Array]]:
+    """Hyperparameters of one agent for the next update.
 
-    Its `run` is the `RunState`, and under --lr-schedule kl-adaptive its learner has an `AdamState`.
+    Args:
+        args: flags.
+        run: the agent's `RunState`.
+        learner: the agent's learner, whose `opt_state` is an `AdamState` under --lr-schedule
+            kl-adaptive.
+
+    Returns:
+        The hyperparameters, and those among them [] that schedules have changed, by name.
     """
     left = partial(falling, args, run.updates)
     hparams = hparams_of(args, run.member_values)
     schedule = getattr(args, "lr_schedule", "")
     factor = left(1.0) if schedule == "linear" else 1.0
-    rates = {
-        name: x
-        for name, x in vars(hparams).items()
-        if schedule and name.endswith(("learning_rate", "_lr"))
-    }
-    scheduled = {name: jnp.float32(rate) * factor for name, rate in rates.items()}
+    scheduled = {}
+    for name, rate in vars(hparams).items():
+        if schedule and name.endswith(("learning_rate", "_lr")):
+            scheduled[name] = jnp.float32(rate) * factor
     if schedule == "kl-adaptive":
         scheduled["learning_rate"] = learner.opt_state.learning_rate
     if hasattr(args, "epsilon_fraction"):

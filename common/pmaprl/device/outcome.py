@@ -1,5 +1,6 @@
-"""Numbers that come of updates: one array on the devices, so that the host fetches one, and named
-numbers there.
+"""Numbers that come of updates: one array on the devices, and named numbers on the host.
+
+The host fetches one array, because each one takes its time.
 """
 
 from typing import NamedTuple
@@ -8,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax import Array
 
 from pmaprl.device.statistics import REDUCTIONS, Layout, Metrics, reduction_of
 
 Numbers = dict[str, np.ndarray]
-"""By name, one for each of S agents, [S]."""
+"""Numbers [S] by name, one for each of S agents."""
 
 
 class Outcome(NamedTuple):
@@ -20,99 +22,123 @@ class Outcome(NamedTuple):
 
     metrics: Numbers
     broken: Numbers
-    """By metric the first update in which an agent's was not finite, or -1; empty where all were
-    finite.
-    """
+    """By metric, the first update in which it was not finite, or -1; empty if all were finite."""
     counts: Numbers
-    """By metric how many reports are in it, for those of which several updates make one number."""
+    """By metric, the number of reports in it, for metrics that several updates add up."""
     updates: int
 
     def followed_by(self, newer: "Outcome") -> "Outcome":
-        """Put together what came of these updates and of those right after them."""
-        metrics = newer.metrics | {name: _together(self, newer, name) for name in newer.counts}
-        metrics["episode/count"] = self.metrics["episode/count"] + newer.metrics["episode/count"]
-        later = {name: np.where(x < 0, x, x + self.updates) for name, x in newer.broken.items()}
-        first = {name: np.where(x < 0, later.get(name, x), x) for name, x in self.broken.items()}
+        """Combine the numbers of these updates and of those right after them."""
+        metrics = dict(newer.metrics)
+        counts = {}
+        for name in newer.counts:
+            metrics[name] = _together(self, newer, name)
+        for name, count in self.counts.items():
+            counts[name] = count + newer.counts[name]
+        episodes = "episode/count"
+        metrics[episodes] = self.metrics[episodes] + newer.metrics[episodes]
+
+        broken = {}
+        for name, first in newer.broken.items():
+            broken[name] = np.where(first < 0, first, first + self.updates)
+        for name, first in self.broken.items():
+            broken[name] = np.where(first < 0, broken.get(name, first), first)
         return Outcome(
             metrics=metrics,
-            broken=later | first,
-            counts={name: count + newer.counts[name] for name, count in self.counts.items()},
+            broken=broken,
+            counts=counts,
             updates=self.updates + newer.updates,
         )
 
 
-def _together(older: Outcome, newer: Outcome, name: str) -> np.ndarray:
-    """Put both numbers of a metric together, of which one may have no reports."""
+def _together(
+    older: Outcome,
+    newer: Outcome,
+    name: str,
+) -> np.ndarray:
+    """Combine both numbers of a metric, of which one may have no reports."""
     old = older.metrics[name]
     new = newer.metrics[name]
-    count, more = (outcome.counts[name].astype(float) for outcome in (older, newer))
+    old_count = older.counts[name].astype(float)
+    new_count = newer.counts[name].astype(float)
     if reduction_of(name) == "mean":
-        both = (
-            np.where(count > 0, old, 0) * count + np.where(more > 0, new, 0) * more
-        ) / np.maximum(count + more, 1)
+        old_sum = np.where(old_count > 0, old, 0) * old_count
+        new_sum = np.where(new_count > 0, new, 0) * new_count
+        both = (old_sum + new_sum) / np.maximum(old_count + new_count, 1)
     else:
         combine = REDUCTIONS[reduction_of(name)].newer
         both = combine(np, old, new) if combine else old + new
-    return np.select([more == 0, count == 0], [old, new], both).astype(old.dtype)
+    return np.select([new_count == 0, old_count == 0], [old, new], both).astype(old.dtype)
 
 
 class Columns(struct.PyTreeNode):
-    """The same numbers on the devices, in a vector for each kind of them."""
+    """The numbers of an `Outcome` on the devices, a vector for each kind of them."""
 
-    vectors: tuple[jax.Array, ...]  # [K] each, behind the axis of agents, of 32-bit numbers
+    vectors: tuple[Array, ...]  # 32-bit numbers [V] each, behind the axis of agents
     names: tuple[tuple[str, tuple[str, ...]], ...] = struct.field(pytree_node=False)
-    """Of each vector the field of `Outcome` that its numbers belong to, and what they are
-    called.
-    """
+    """For each vector, the field of `Outcome` that its numbers belong to, and their names."""
 
     @classmethod
-    def of(cls, field: str, vectors: dict[str, jax.Array], layout: Layout) -> "Columns":
-        """Take the vectors of a stacked `MetricSums`, for a field of `Outcome`; whatever is no
-        int32 becomes float32.
+    def of(
+        cls,
+        field: str,
+        vectors: dict[str, Array],
+        layout: Layout,
+    ) -> "Columns":
+        """Take the vectors of a stacked `MetricSums`, for a field of `Outcome`.
+
+        Everything that is no int32 becomes float32.
         """
-        typed = (x if x.dtype == jnp.int32 else x.astype(jnp.float32) for x in vectors.values())
-        return cls(tuple(typed), tuple((field, tuple(layout[key])) for key in vectors))
+        typed = [x if x.dtype == jnp.int32 else x.astype(jnp.float32) for x in vectors.values()]
+        names = [(field, tuple(layout[key])) for key in vectors]
+        return cls(vectors=tuple(typed), names=tuple(names))
 
     def __add__(self, more: "Columns") -> "Columns":
-        """All numbers of both."""
-        return Columns(self.vectors + more.vectors, self.names + more.names)
+        """Append the numbers of another one."""
+        return Columns(vectors=self.vectors + more.vectors, names=self.names + more.names)
 
     def with_metrics(self, metrics: Metrics) -> "Columns":
-        """Numbers of each agent beside them, of which the newest count where several calls make a
-        row.
-        """
+        """Append metrics of each agent, of which a row of several calls has the newest."""
         layout: Layout = {}
         for name, x in metrics.items():
             layout.setdefault(str(x.dtype), []).append(name)
-        vectors = {
-            key: jnp.stack([metrics[name] for name in names], axis=-1)
-            for key, names in layout.items()
-        }
+        vectors = {}
+        for key, names in layout.items():
+            vectors[key] = jnp.stack([metrics[name] for name in names], axis=-1)
         return self + Columns.of("metrics", vectors, layout)
 
     def packed(self) -> "PackedOutcome":
-        """Make one array of the vectors [S, K] of all agents."""
+        """Make one array of the vectors [S, V] of all agents."""
         bits = [jax.lax.bitcast_convert_type(x, jnp.int32) for x in self.vectors]
-        kinds = [(*names, x.dtype.name) for names, x in zip(self.names, self.vectors, strict=True)]
-        return PackedOutcome(jnp.concatenate(bits, axis=-1), tuple(kinds))
+        kinds = []
+        for (field, names), x in zip(self.names, self.vectors, strict=True):
+            kinds.append((field, names, x.dtype.name))
+        return PackedOutcome(numbers=jnp.concatenate(bits, axis=-1), kinds=tuple(kinds))
 
 
 class PackedOutcome(struct.PyTreeNode):
-    """The same in one array, as each array that the host fetches takes it its time."""
+    """The numbers of an `Outcome` in one array, since the host pays for every array it fetches."""
 
-    numbers: jax.Array  # [S, K] bits of 32-bit numbers
+    numbers: Array  # [S, V] bits of 32-bit numbers
     kinds: tuple[tuple[str, tuple[str, ...], str], ...] = struct.field(pytree_node=False)
-    """Field, names and type of neighbours."""
+    """Field, names and type of numbers that stand together."""
 
     def fetch(self, updates: int) -> Outcome:
-        """Wait for the `updates` that it is of, and copy it to the host."""
-        rows = np.ascontiguousarray(np.asarray(self.numbers).T)  # [K, S]
+        """Wait for the numbers of this many updates, and copy them to the host."""
+        rows = np.ascontiguousarray(np.asarray(self.numbers).T)  # [V, S]
         fields: dict[str, Numbers] = {"metrics": {}, "broken": {}, "counts": {}}
         begin = 0
         for field, names, dtype in self.kinds:
             end = begin + len(names)
-            if field != "broken" or (rows[begin:end] >= 0).any():
-                fields[field] |= zip(names, rows[begin:end].view(dtype), strict=True)
+            found = rows[begin:end]
+            if field != "broken" or (found >= 0).any():
+                fields[field] |= zip(names, found.view(dtype), strict=True)
             begin = end
-        fields["metrics"]["episode/count"] = fields["counts"]["episode/return"]
-        return Outcome(**fields, updates=updates)
+        counts = fields["counts"]
+        metrics = fields["metrics"] | {"episode/count": counts["episode/return"]}
+        return Outcome(
+            metrics=metrics,
+            broken=fields["broken"],
+            counts=counts,
+            updates=updates,
+        )

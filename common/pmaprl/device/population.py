@@ -1,8 +1,9 @@
-"""Population-based training (Jaderberg et al. 2017), by rules close to Sample Factory's (Petrenko
-et al. 2020), and Elo ratings of members that play against each other.
+"""Population-based training, and Elo ratings of members that play against each other.
 
-An exchange is a gather over the axis of the members, inside the compiled program: nothing returns
-to the host. Every device does the same, to its replica or with --sharding members to its part.
+The training is that of Jaderberg et al. 2017, by rules close to Sample Factory's (Petrenko et al.
+2020). An exchange is a gather over the axis of the members, inside the compiled program: nothing
+returns to the host. Every device does the same, to its replica or with --sharding members to its
+part.
 """
 
 import math
@@ -13,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from pmaprl.cli.files import write_json
 from pmaprl.cli.population_flags import PbtArgs, Rules
@@ -25,58 +27,84 @@ from pmaprl.device.sharding import GROUPS, TrainState, gathered, global_ids, key
 from pmaprl.device.statistics import WINDOW, Metrics
 from pmaprl.envs.environment import Env
 
-SOURCE = "pbt/source"  # whose weights a member has now: its own place, or another one's
-OBJECTIVE = "pbt/objective"  # by which members are sorted; -inf where there is none
+SOURCE = "pbt/source"  # metric: index of the member whose weights a member has now
+OBJECTIVE = "pbt/objective"  # metric by which members are sorted; -inf without episodes
 
 
 def evolve(
     args: PbtArgs,
-    before: jax.Array,
+    before: Array,
     state: Any,
     limits: Mapping[str, tuple[float, float]] | None = None,
 ) -> tuple[Any, Metrics]:
-    """The state [S, ...] after an exchange, if one is due since there were `before` [] updates, and
-    metrics.
+    """Exchange between members, if an exchange is due.
 
-    `limits` are those of the algorithm. With --sharding members each device has its own part of the
-    agents: all gather them, and compute the same exchange.
+    With --sharding members each device has its own part of the agents: all gather them, and compute
+    the same exchange.
+
+    Args:
+        args: flags.
+        before: [] number of updates before those that have just run.
+        state: the `TrainState` [S, ...].
+        limits: lowest and highest value of a flag, by flag, from the algorithm.
+
+    Returns:
+        The state [S, ...] and metrics [S].
     """
     rules = args.rules._replace(limits=args.rules.limits | (limits or {}))
-    every, start = (
-        -(-steps // args.steps_per_update) for steps in (args.exchange_interval, args.pbt_start)
-    )
+    every = -(-args.exchange_interval // args.steps_per_update)  # updates, rounded up
+    start = -(-args.pbt_start // args.steps_per_update)
     size = state.run.updates.size
-    apart = args.sharding == "members"
-    places = global_ids(size, GROUPS) if apart else jnp.arange(size)
+    is_split = args.sharding == "members"
+    places = global_ids(size, GROUPS) if is_split else jnp.arange(size)
 
     def at_rest(learner: Any, run: RunState) -> tuple[Any, RunState, Metrics]:
-        return learner, run, {SOURCE: places, OBJECTIVE: objective_of(learner, run, rules.window)}
+        objective = objective_of(learner, run, rules.window)
+        return learner, run, {SOURCE: places, OBJECTIVE: objective}
 
-    def exchanged(*own: Any) -> tuple[Any, RunState, Metrics]:
-        if apart:
-            own = with_keys(jax.tree.map(lambda x: gathered(x, GROUPS), key_data(own)), own)
-        after = exchange(*own, args.evolving, rules)
-        return jax.tree.map(lambda x: x[places], after) if apart else after
+    def exchanged(*agents: Any) -> tuple[Any, RunState, Metrics]:
+        if not is_split:
+            return exchange(*agents, args.evolving, rules)
+        arrays = jax.tree.map(lambda x: gathered(x, GROUPS), key_data(agents))
+        after = exchange(*with_keys(arrays, agents), args.evolving, rules)
+        return jax.tree.map(lambda x: x[places], after)
 
     now = state.run.updates[0]
     due = (now // every > before // every) & (now >= start)
     learner, run, metrics = jax.lax.cond(due, exchanged, at_rest, state.learner, state.run)
-    taken = metrics[SOURCE] != places  # their running episodes do not count
+    taken = metrics[SOURCE] != places
     tracker = state.actors.tracker
-    tracker = tracker._replace(length=jnp.where(taken[:, None], -jnp.inf, tracker.length))
+    # Running episodes of other weights do not count
+    length = jnp.where(taken[:, None], -jnp.inf, tracker.length)
+    actors = state.actors.replace(tracker=tracker._replace(length=length))
     metrics |= {f"hyper/{name}": values for name, values in run.member_values.items()}
-    return TrainState(learner, state.actors.replace(tracker=tracker), run), metrics
+    return TrainState(
+        learner=learner,
+        actors=actors,
+        run=run,
+    ), metrics
 
 
 def exchange(
-    learner: Any, run: Any, given: dict[str, float], rules: Rules
+    learner: Any,
+    run: Any,
+    given: dict[str, float],
+    rules: Rules,
 ) -> tuple[Any, Any, Metrics]:
-    """Learners and `RunState`s [S, ...] after an exchange, and its metrics [S], SOURCE and
-    OBJECTIVE; `given` are the flags that change, as on the command line.
+    """Let the worst members copy the best, and perturb hyperparameters.
 
-    The best stay as they are. Each of the worst takes over one of the best, where that is clearly
-    better. All but the best then change their hyper-parameters. Member 0 is a control: it stays as
+    The best stay as they are. Each of the worst takes over one of the best, if that is clearly
+    better. All but the best then change their hyperparameters. Member 0 is a control: it stays as
     it is, and only others learn from it.
+
+    Args:
+        learner: learners [S, ...].
+        run: `RunState`s [S, ...].
+        given: the flags that change, as the command line gives them.
+        rules: constants of the exchange.
+
+    Returns:
+        Learners and `RunState`s after the exchange, and the metrics SOURCE and OBJECTIVE [S].
     """
     objective = objective_of(learner, run, rules.window)
     broken = diverged_members(learner)
@@ -87,46 +115,60 @@ def exchange(
     learner, member_values = jax.tree.map(lambda x: x[source], (learner, run.member_values))
     fixed = is_best | (jnp.arange(source.size) == 0)
     after = explore(change_key, member_values, given, fixed, rules)
-    taken = source != jnp.arange(source.size)  # what they have earned was earned by other weights
+    taken = source != jnp.arange(source.size)
+    # Returns that other weights have earned do not count
     recent = run.recent.replace(count=jnp.where(taken, 0, run.recent.count))
-    return (
-        learner,
-        run.replace(member_values=after, recent=recent),
-        {SOURCE: source, OBJECTIVE: objective},
-    )
+    run = run.replace(member_values=after, recent=recent)
+    return learner, run, {SOURCE: source, OBJECTIVE: objective}
 
 
-def objective_of(learner: Any, run: Any, window: int) -> jax.Array:
-    """The mean return of the last `window` episodes, [S]; -inf without any, or where the weights
-    are not finite.
+def objective_of(
+    learner: Any,
+    run: Any,
+    window: int,
+) -> Array:
+    """Mean return [S] of the last `window` episodes.
+
+    It is -inf without episodes, or if the weights are not finite.
     """
     recent = run.recent
     count = jnp.minimum(recent.count, window)
     newest = jnp.arange(WINDOW) < count[:, None]
     ret = jnp.sum(recent.ret, axis=1, where=newest) / jnp.maximum(count, 1)
-    return jnp.where(
-        (recent.count > 0) & ~diverged_members(learner) & jnp.isfinite(ret), ret, -jnp.inf
-    )
+    is_sound = (recent.count > 0) & ~diverged_members(learner) & jnp.isfinite(ret)
+    return jnp.where(is_sound, ret, -jnp.inf)
 
 
-def diverged_members(learner: Any) -> jax.Array:
-    """Whose weights are not finite, [S]."""
+def diverged_members(learner: Any) -> Array:
+    """True [S] for members whose weights are not finite."""
     return ~jax.vmap(all_finite)(learner.params)
 
 
 def copy_best(
-    key: jax.Array, objective: jax.Array, broken: jax.Array, rules: Rules
-) -> tuple[jax.Array, jax.Array]:
-    """Whose weights each member has afterwards, and who is among the best, [S] each.
+    key: Array,
+    objective: Array,
+    broken: Array,
+    rules: Rules,
+) -> tuple[Array, Array]:
+    """Choose the member whose weights each member takes over.
 
-    One whose weights have had no episode yet is left alone, unless they are broken.
+    A member whose weights have had no episode yet is left alone, unless they are broken.
+
+    Args:
+        key: random key.
+        objective: [S] objectives.
+        broken: [S] bool, True if the weights are not finite.
+        rules: constants of the exchange.
+
+    Returns:
+        [S] indices of the chosen members, and [S] bool, True for the best ones.
     """
     size = objective.size
     count = math.ceil(rules.fraction * size)
     order = jnp.argsort(-objective)  # stable: of equal ones the first is the best
     rank = jnp.argsort(order)
-    sound = jnp.sum(jnp.isfinite(objective))  # which come first
-    drawn = order[jax.random.randint(key, (size,), 0, jnp.clip(sound, 1, count))]
+    num_sound = jnp.sum(jnp.isfinite(objective))  # sound members come first in the order
+    drawn = order[jax.random.randint(key, (size,), 0, jnp.clip(num_sound, 1, count))]
     theirs = objective[drawn]
     scale = jnp.maximum(jnp.abs(theirs), jnp.abs(objective))
     clearly = theirs - objective > rules.gap * scale
@@ -134,115 +176,164 @@ def copy_best(
     itself = jnp.arange(size)
     worst = (rank >= size - count) & (rank >= count)
     takes = (worst | broken) & better & (itself != 0)
-    return jnp.where(takes, drawn, itself), (rank < count) & jnp.isfinite(objective)
+    source = jnp.where(takes, drawn, itself)
+    is_best = (rank < count) & jnp.isfinite(objective)
+    return source, is_best
 
 
 def explore(
-    key: jax.Array,
-    member_values: dict[str, jax.Array],
+    key: Array,
+    member_values: dict[str, Array],
     given: dict[str, float],
-    fixed: jax.Array,
+    fixed: Array,
     rules: Rules,
-) -> dict[str, jax.Array]:
-    """Hyper-parameters [S] after chance has changed some of those that are `given`, of members that
-    are not `fixed`.
+) -> dict[str, Array]:
+    """Perturb hyperparameters at random.
+
+    Args:
+        key: random key.
+        member_values: values [S] of flags, by name.
+        given: the flags that may change, as the command line gives them.
+        fixed: [S] bool, True for members that change nothing.
+        rules: constants of the exchange.
+
+    Returns:
+        Values [S] of all flags, by name.
     """
     after = dict(member_values)
     moved = partial(rules.moved, clip=jnp.clip)
     for index, name in enumerate(sorted(given)):
         values = member_values[name]
         keys = jax.random.split(jax.random.fold_in(key, index), 4)
-        whether, which, reset = (jax.random.uniform(key, values.shape) for key in keys[:3])
+        mutates, inverts, resets = (jax.random.uniform(key, values.shape) for key in keys[:3])
         low, high = rules.factors_of(name)
         factor = jax.random.uniform(keys[3], values.shape, minval=low, maxval=high)
-        new = moved(name, values, jnp.where(which < 0.5, factor, 1 / factor))
-        new = jnp.where(reset < rules.reset_rate, jnp.float32(given[name]), new)
-        after[name] = jnp.where((whether < rules.mutation_rate) & ~fixed, new, values)
+        new = moved(name, values, jnp.where(inverts < 0.5, factor, 1 / factor))
+        new = jnp.where(resets < rules.reset_rate, jnp.float32(given[name]), new)
+        changes = (mutates < rules.mutation_rate) & ~fixed
+        after[name] = jnp.where(changes, new, values)
     return after
 
 
-MANY = 16  # members, from which on the games of each no longer become more
+MANY = 16  # from this number of members on, a member plays no more games than with this number
 SHOWN = 10  # members in the table
-MEAN_ELO = 1000.0  # of all ratings
-PER_FACTOR_TEN = 400.0  # points between two of whom one wins ten times as often as the other
+MEAN_ELO = 1000.0  # mean of all ratings
+PER_FACTOR_TEN = 400.0  # points between two members of whom one wins ten times as often
 
 
-def rate_members(run: Any, env: Env, algorithm: Any, learners: Any, status: str) -> str:
-    """Rate `learners` [S, ...] of a finished run with --opponent members: in elo.json, and lines
-    for `Run.finish`.
+def rate_members(
+    run: Any,
+    env: Env,
+    algorithm: Any,
+    learners: Any,
+    status: str,
+) -> str:
+    """Rate the members of a finished run with --opponent members, and write elo.json.
+
+    `learners` are [S, ...].
+
+    Returns:
+        Lines for `Run.finish`; empty if there is nothing to rate.
     """
     args = run.args
     if args.opponent != "members" or status != "finished" or not env.is_game:
         return ""
-    games = math.ceil(args.eval_episodes * min(1, (MANY - 1) / (args.num_agents - 1)))
+    share = min(1, (MANY - 1) / (args.num_agents - 1))
+    games = math.ceil(args.eval_episodes * share)
     run.console.say("playing all with all ...")
     scores = play_all(env, algorithm, learners, games)
     ratings = elo_ratings(scores, games)
-    found = {"ratings": ratings, "scores": scores}
-    found = {name: np.where(np.isnan(x), None, x).tolist() for name, x in found.items()}
-    write_json(run.dir / "elo.json", {"env_steps": run.steps, "games": games} | found)
-    best = np.argsort(-ratings, kind="stable")[: np.sum(~np.isnan(ratings))]  # NaN comes last
-    lines = [
-        f"elo      {games} games of each of {len(best)} members with each other one; the best:"
-    ]
-    return "\n".join(
-        [*lines, *(f"{'member':>15} {member:<5}{ratings[member]:10.1f}" for member in best[:SHOWN])]
-    )
+    record = {"env_steps": run.steps, "games": games}
+    for name, x in {"ratings": ratings, "scores": scores}.items():
+        record[name] = np.where(np.isnan(x), None, x).tolist()
+    write_json(run.dir / "elo.json", record)
+    num_rated = np.sum(~np.isnan(ratings))
+    best = np.argsort(-ratings, kind="stable")[:num_rated]  # NaN comes last
+    others = f"{games} games of each of {len(best)} members with each other one"
+    lines = [f"elo      {others}; the best:"]
+    for member in best[:SHOWN]:
+        lines.append(f"{'member':>15} {member:<5}{ratings[member]:10.1f}")
+    return "\n".join(lines)
 
 
-def play_all(env: Env, algorithm: Any, learners: Any, games: int) -> np.ndarray:
-    """What each of `learners` [S, ...] scores on average of so many `games` against each other one,
-    [S, S].
+def play_all(
+    env: Env,
+    algorithm: Any,
+    learners: Any,
+    games: int,
+) -> np.ndarray:
+    """Let all members play against each other.
 
-    A win is 1 and a draw 1/2. NaN on the diagonal, and for those whose weights are broken. All
-    games of one member are played side by side, in a single program for all of them.
+    All games of one member are played side by side, in a single program for all members.
+
+    Args:
+        env: a game.
+        algorithm: the members' algorithm.
+        learners: learners [S, ...].
+        games: number of games of each ordered pair.
+
+    Returns:
+        Mean scores [S, S] of the row against the column: 1 for a win, 1/2 for a draw. NaN on the
+        diagonal, and for members whose weights are broken.
     """
     broken = np.asarray(diverged_members(learners))
 
-    def score(us: tuple, them: tuple) -> jax.Array:
-        """Of one that an episode counts for, where the other plays everybody else; seats are drawn,
-        actions sampled.
-        """
-        policy, other = (Policy(algorithm, learner, env.spec) for _, learner in (us, them))
-        game = env.against(lambda key, obs: other(obs, key=key))
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), us[0]), them[0])
-        episodes = play_episodes(game, policy.player(stochastic=True), jax.random.split(key, games))
+    def score(us: tuple, them: tuple) -> Array:
+        """Mean score [] of `us` against `them`, with random seats and sampled actions."""
+        our_id, our_learner = us
+        their_id, their_learner = them
+        policy = Policy(algorithm, our_learner, env.spec)
+        opponent = Policy(algorithm, their_learner, env.spec)
+        game = env.against(lambda key, obs: opponent(obs, key=key))
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), our_id), their_id)
+        keys = jax.random.split(key, games)
+        episodes = play_episodes(game, policy.player(stochastic=True), keys)
         return jnp.mean((1 + jnp.sign(episodes.ret)) / 2)
 
     @jax.jit
-    def all_scores(members: tuple) -> jax.Array:
-        return jax.lax.map(lambda us: jax.vmap(partial(score, us))(members), members)
+    def all_scores(members: tuple) -> Array:
+        def scores_of(us: tuple) -> Array:
+            return jax.vmap(partial(score, us))(members)
 
-    scores = np.array(all_scores((jnp.arange(len(broken)), learners)), np.float64)
-    scores[broken | broken[:, None] | np.eye(len(broken), dtype=bool)] = np.nan
+        return jax.lax.map(scores_of, members)
+
+    members = (jnp.arange(len(broken)), learners)
+    scores = np.array(all_scores(members), np.float64)
+    is_itself = np.eye(len(broken), dtype=bool)
+    scores[broken | broken[:, None] | is_itself] = np.nan
     return scores
 
 
 def elo_ratings(scores: np.ndarray, games: int) -> np.ndarray:
-    """Ratings [S] by the model of Bradley and Terry (1952), whose mean is `MEAN_ELO`; NaN for who
-    has played nobody.
+    """Rate members by the model of Bradley and Terry (1952).
 
-    `scores` [S, S] is what the row earns of a game against the column, 1 for a win and 1/2 for a
-    draw, on average over `games`; (i, j) and (j, i) are different games of the same two. Each two
-    have one drawn game more, by which ratings remain finite where somebody has won, or lost, every
-    game.
+    (i, j) and (j, i) are different games of the same two members. Each two get one drawn game more,
+    which keeps ratings finite if a member has won, or lost, every game.
+
+    Args:
+        scores: [S, S] mean scores of the row against the column, 1 for a win, 1/2 for a draw.
+        games: number of games behind each score.
+
+    Returns:
+        Ratings [S], whose mean is `MEAN_ELO`; NaN for a member that has played nobody.
     """
     from scipy.optimize import minimize
     from scipy.special import expit, log_expit
 
     rated = ~np.isnan(scores).all(axis=1)
-    own = scores[np.ix_(rated, rated)]
-    points = games * (own + 1 - own.T) + 0.5  # of the row from the column
+    of_rated = scores[np.ix_(rated, rated)]
+    points = games * (of_rated + 1 - of_rated.T) + 0.5  # of the row from the column
     np.fill_diagonal(points, 0.0)
 
     def loss_and_gradient(logits: np.ndarray) -> tuple[float, np.ndarray]:
         better = logits[:, None] - logits
-        return -np.sum(points * log_expit(better)), np.sum(
-            (points + points.T) * expit(better) - points, axis=1
-        )
+        loss = -np.sum(points * log_expit(better))
+        surplus = (points + points.T) * expit(better) - points
+        return loss, np.sum(surplus, axis=1)
 
     ratings = np.full(len(scores), np.nan)
     if rated.any():
-        logits = minimize(loss_and_gradient, np.zeros(len(own)), jac=True).x
-        ratings[rated] = MEAN_ELO + PER_FACTOR_TEN / np.log(10) * (logits - logits.mean())
+        logits = minimize(loss_and_gradient, np.zeros(len(of_rated)), jac=True).x
+        scale = PER_FACTOR_TEN / np.log(10)
+        ratings[rated] = MEAN_ELO + scale * (logits - logits.mean())
     return ratings

@@ -1,5 +1,6 @@
-"""From an algorithm, written for one agent on one device, to compiled programs for several agents
-on all devices.
+"""Compiled programs for several agents on all devices.
+
+They come from an algorithm, which is written for one agent on one device.
 """
 
 import math
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from pmaprl.cli.run_flags import Members
 from pmaprl.device import multihost
@@ -31,35 +33,46 @@ from pmaprl.envs.environment import Env
 
 
 class Programs(NamedTuple):
-    """What a run calls. States are of S agents, [S, ...], and under `pmap` of D devices, [D, S,
-    ...].
+    """Programs of a run.
+
+    Their states are of S agents, [S, ...], and under `pmap` of D devices, [D, S, ...].
+
+    Attributes:
+        init: `init(members)` returns the `TrainState` for seeds [S] or `Members` [S].
+        update: `update(state, updates)` runs so many updates, and returns the state and a
+            `PackedOutcome`.
+        evaluate: `evaluate(state, seed)` plays greedy episodes, and returns `Episodes` [S, J] of
+            each device's share.
     """
 
-    init: Callable  # seeds [S], or Members [S] -> TrainState
-    update: Callable  # TrainState, number of updates -> TrainState, PackedOutcome
-    # TrainState, seed of the episodes -> greedy Episodes [S, E], each device its share
+    init: Callable
+    update: Callable
     evaluate: Callable
 
 
-def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
-    """The algorithm for several agents, on one device of `AXIS`."""
-    driver = (off_policy if isinstance(algorithm, OffPolicy) else on_policy)(algorithm, args, env)
+def for_seeds(
+    algorithm: OnPolicy | OffPolicy,
+    args: Any,
+    env: Env,
+) -> Programs:
+    """Programs of several agents on one device of `AXIS`."""
+    make_driver = off_policy if isinstance(algorithm, OffPolicy) else on_policy
+    driver = make_driver(algorithm, args, env)
 
-    def update_one(state: TrainState, num_updates: jax.Array):
+    def update_one(state: TrainState, num_updates: Array):
         state, columns = repeat_updates(driver.update, state, num_updates)
-        return state, columns.with_metrics(
-            recent_metrics(state.run.recent) | driver.snapshot_metrics(state)
-        )
+        metrics = recent_metrics(state.run.recent) | driver.snapshot_metrics(state)
+        return state, columns.with_metrics(metrics)
 
-    def update(state: TrainState, num_updates: jax.Array):
+    def update(state: TrainState, num_updates: Array):
         before = state.run.updates[0]
         state, columns = over_seeds(lambda state: update_one(state, num_updates), state)
         if args.pbt:
-            state, more = evolve(args, before, state, algorithm.limits)
-            columns = columns.with_metrics(more)
+            state, metrics = evolve(args, before, state, algorithm.limits)
+            columns = columns.with_metrics(metrics)
         return state, columns.packed()
 
-    def evaluate_one(learner: Any, seed: jax.Array) -> Episodes:
+    def evaluate_one(learner: Any, seed: Array) -> Episodes:
         share = math.ceil(args.eval_episodes / jax.lax.axis_size(AXIS))
         episodes = run_episodes(env, Player.greedy(algorithm, learner), share, seed)
         # A policy that is not finite, or that has no legal action, may act all the same, and by
@@ -67,62 +80,90 @@ def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
         is_sound = all_finite(learner.params) & jnp.isfinite(episodes.length)
         return episodes._replace(ret=jnp.where(is_sound, episodes.ret, jnp.nan))
 
-    def evaluate(state: TrainState, seed: jax.Array) -> Episodes:
+    def evaluate(state: TrainState, seed: Array) -> Episodes:
         return over_seeds(lambda learner: evaluate_one(learner, seed), state.learner)
 
-    def init(members: Members | jax.Array) -> TrainState:
-        members = members if isinstance(members, Members) else Members(members, {})
-        limits = {
-            name: pair for name, pair in algorithm.limits.items() if name in members.member_values
-        }
-        members = members._replace(
-            member_values=members.member_values
-            | {n: jnp.clip(members.member_values[n], *x) for n, x in limits.items()}
-        )
-        # Vmapped orthogonal matrices can deadlock
-        return jax.lax.map(lambda x: driver.init(*x), members)
+    def init(members: Members | Array) -> TrainState:
+        if not isinstance(members, Members):
+            members = Members(members, {})
+        values = dict(members.member_values)
+        for name, (low, high) in algorithm.limits.items():
+            if name in values:
+                values[name] = jnp.clip(values[name], low, high)
+        members = members._replace(member_values=values)
+        # Several orthogonal matrices under `vmap` can deadlock
+        return jax.lax.map(lambda member: driver.init(*member), members)
 
-    return Programs(init, update, evaluate)
+    return Programs(
+        init=init,
+        update=update,
+        evaluate=evaluate,
+    )
 
 
 def repeat_updates(
-    update: Callable[[Any], tuple[Any, MetricSums, MetricSums]], state: Any, num_updates: jax.Array
+    update: Callable[[Any], tuple[Any, MetricSums, MetricSums]],
+    state: Any,
+    num_updates: Array,
 ) -> tuple[Any, Columns]:
-    """`num_updates` [] times the `update` of a `Driver`: the state, and what an `Outcome` says of
-    one agent.
-    """
+    """Run the `update` of a `Driver` so many times.
 
+    Args:
+        update: the driver's update.
+        state: the state of one agent.
+        num_updates: [] number of updates.
+
+    Returns:
+        The state, and the numbers of an `Outcome`.
+    """
     layouts: list[Layout] = [{}, {}]
 
     def one(index, state):
-        state, *tallies = update(state)
-        (tally, layouts[0]), (episodes, layouts[1]) = (x.stacked() for x in tallies)
-        broken = {key: jnp.where(jnp.isfinite(x), 0, index + 1) for key, x in tally.value.items()}
+        state, tally, episodes = update(state)
+        tally, layouts[0] = tally.stacked()
+        episodes, layouts[1] = episodes.stacked()
+        broken = {}
+        for key, x in tally.value.items():
+            broken[key] = jnp.where(jnp.isfinite(x), 0, index + 1)
         return state, (tally, broken, episodes)
 
     def add(total, new):
         tally, broken, episodes = total
-        broken = jax.tree.map(lambda first, now: jnp.where(first > 0, first, now), broken, new[1])
-        return tally + new[0], broken, episodes + new[2]
+        new_tally, new_broken, new_episodes = new
+        first = jax.tree.map(lambda old, x: jnp.where(old > 0, old, x), broken, new_broken)
+        return tally + new_tally, first, episodes + new_episodes
 
     state, (tally, broken, episodes) = repeat(one, state, num_updates, add)
-    columns = Columns.of("broken", {key: first - 1 for key, first in broken.items()}, layouts[0])
+    first = {key: x - 1 for key, x in broken.items()}
+    columns = Columns.of("broken", first, layouts[0])
     for total, layout in zip((tally, episodes), layouts, strict=True):
-        columns += Columns.of("metrics", total.metrics(), layout) + Columns.of(
-            "counts", total.count, layout
-        )
+        columns += Columns.of("metrics", total.metrics(), layout)
+        columns += Columns.of("counts", total.count, layout)
     return state, columns
 
 
-def over_devices(programs: Programs, devices: list[jax.Device], sharding: str = "pmap") -> Programs:
-    """The programs on all `devices`, which share each agent's environments, or with `sharding`
-    "members" the agents.
+def over_devices(
+    programs: Programs,
+    devices: list[jax.Device],
+    sharding: str = "pmap",
+) -> Programs:
+    """Run programs on all devices.
 
-    `update` donates its state. What else it returns is the same on all devices of an agent, and
-    comes back once.
+    `update` donates its state. Its other results are the same on all devices of an agent, and come
+    back once.
+
+    Args:
+        programs: programs for one device.
+        devices: all devices of the run.
+        sharding: "pmap" if devices share each agent's environments, "members" if they share the
+            agents.
     """
     axis = GROUPS if sharding == "members" else AXIS
-    programs = Programs(*(in_one_order(program, devices, axis) for program in programs))
+    programs = Programs(
+        init=in_one_order(programs.init, devices, axis),
+        update=in_one_order(programs.update, devices, axis),
+        evaluate=in_one_order(programs.evaluate, devices, axis),
+    )
     if sharding == "members":
         return _over_members(programs, devices)
     pmap = partial(jax.pmap, axis_name=AXIS, devices=devices)
@@ -134,78 +175,111 @@ def over_devices(programs: Programs, devices: list[jax.Device], sharding: str = 
 
 
 def _over_members(programs: Programs, devices: list[jax.Device]) -> Programs:
-    """The programs for each device's share of the agents: all arrays [1, S, ...] are split along
-    S.
-    """
-    where = sharding_of_members(devices)  # also of what a program does not use
-    mesh = where.mesh
-    share = where.spec
+    """Run programs for each device's share of the agents: arrays [1, S, ...] are split along S."""
+    sharding = sharding_of_members(devices)
+    mesh = sharding.mesh
+    share = sharding.spec
     without_axis = partial(jax.tree.map, lambda x: x[0])
     with_axis = partial(jax.tree.map, lambda x: x[None])
 
-    def split(program: Callable, *numbers: Any, out_specs: Any = share, **more: Any) -> Callable:
+    def split(
+        program: Callable,
+        *numbers: Any,
+        out_specs: Any = share,
+        **options: Any,
+    ) -> Callable:
+        in_specs = (share, *numbers)
+        # The sharding is named for arguments that the program does not use, too
+        in_shardings = (sharding, *[None] * len(numbers))
         program = jax.shard_map(
-            program, mesh=mesh, in_specs=(share, *numbers), out_specs=out_specs, check_vma=False
+            program,
+            mesh=mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            check_vma=False,
         )
-        return jax.jit(program, in_shardings=(where, *[None] * len(numbers)), **more)
+        return jax.jit(program, in_shardings=in_shardings, **options)
 
-    def update(state: TrainState, num_updates: jax.Array):
+    def init(members: Members):
+        return with_axis(programs.init(without_axis(members)))
+
+    def update(state: TrainState, num_updates: Array):
         state, outcome = programs.update(without_axis(state), num_updates)
         return with_axis(state), outcome
 
+    def evaluate(state: TrainState, seed: Array):
+        return with_axis(programs.evaluate(without_axis(state), seed))
+
     return Programs(
-        init=split(lambda members: with_axis(programs.init(without_axis(members)))),
+        init=split(init),
         update=split(update, jax.P(), out_specs=(share, jax.P(GROUPS)), donate_argnums=0),
-        evaluate=split(
-            lambda state, seed: with_axis(programs.evaluate(without_axis(state), seed)), jax.P()
-        ),
+        evaluate=split(evaluate, jax.P()),
     )
 
 
 def cache_directory() -> Path:
-    """Where compiled programs are kept between runs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pmaprl"
+    """Directory that keeps compiled programs between runs."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "pmaprl"
 
 
 def set_up_cache() -> None:
-    """Keep every program that takes over a tenth of a second, unless the user has configured JAX's
-    cache otherwise.
+    """Keep every program that takes over a tenth of a second to compile.
+
+    A cache that the user has configured stays as it is.
     """
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
-def compile_together(programs: Programs, members: Any, state: Any, example: Any) -> Programs:
-    """`programs`, compiled in parallel from the shapes of their `state` and of what `update` takes
-    beside it.
+def compile_together(
+    programs: Programs,
+    members: Any,
+    state: Any,
+    example: Any,
+) -> Programs:
+    """Compile the programs in parallel, from shapes.
 
-    An `evaluate` that is no program stays as it is. Several processes compile `update` by a call,
-    with zeros and a state of its own: only there `pmap` joins arrays.
+    Several processes compile `update` by a call, with zeros and a state of its own, since `pmap`
+    joins the arrays of processes only in a call.
+
+    Args:
+        programs: the programs. An `evaluate` that is no program stays as it is.
+        members: the agents' seeds and values, as `init` takes them.
+        state: shapes of the state.
+        example: shapes of the second argument of `update`.
+
+    Returns:
+        The programs, compiled.
     """
     if multihost.count() > 1:
         zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype)[()], example)
         jax.block_until_ready(programs.update(programs.init(members), zeros))
         return programs
-    # The longest compilation first: tracing the others overlaps with it.
+    # The longest compilation comes first: tracing the others overlaps with it
     jobs = {
         "update": ((state, example), 1),
         "init": ((members,), 0),
         "evaluate": ((state, np.int32(0)), 1),
     }
-    jobs = {name: job for name, job in jobs.items() if hasattr(getattr(programs, name), "lower")}
     with ThreadPoolExecutor(len(jobs)) as pool:
-        compiled = {
-            name: pool.submit(getattr(programs, name).lower(*inputs).compile, _options(level))
-            for name, (inputs, level) in jobs.items()
-        }
-        return programs._replace(**{name: program.result() for name, program in compiled.items()})
+        compiled = {}
+        for name, (inputs, level) in jobs.items():
+            program = getattr(programs, name)
+            if hasattr(program, "lower"):
+                compile_program = program.lower(*inputs).compile
+                compiled[name] = pool.submit(compile_program, _options(level))
+        return programs._replace(**{name: job.result() for name, job in compiled.items()})
 
 
 def _options(level: int) -> dict[str, int]:
-    """LLVM's optimization level on a CPU, unless XLA_FLAGS name one: 1 runs as fast, and compiles a
-    quarter sooner.
+    """Compiler options with LLVM's optimization level on a CPU, unless XLA_FLAGS name one.
+
+    Level 1 runs as fast as the default, and compiles a quarter sooner.
     """
     flag = "xla_backend_optimization_level"
-    named = flag in os.environ.get("XLA_FLAGS", "")
-    return {flag: level} if jax.default_backend() == "cpu" and not named else {}
+    is_named = flag in os.environ.get("XLA_FLAGS", "")
+    if is_named or jax.default_backend() != "cpu":
+        return {}
+    return {flag: level}

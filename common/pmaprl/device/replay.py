@@ -1,9 +1,8 @@
-"""A replay buffer on the device: rings of transitions, one per environment of an update, oldest
-overwritten first.
+"""A replay buffer on the device: a ring of transitions per environment.
 
-Nothing here depends on the number of devices: rings are split over them like the environments, and
-random choices are made by groups of environments that no device boundary cuts, each with its own
-key.
+A ring overwrites its oldest transition first. Nothing here depends on the number of devices. Rings
+are split over them like the environments. Random choices are made by groups of environments that no
+device boundary cuts, each with its own key.
 """
 
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import Array
 
 from pmaprl.device.devices import size_of
 from pmaprl.device.interface import Transition
@@ -20,108 +20,130 @@ from pmaprl.envs.spaces import EnvSpec
 
 
 class Replay(struct.PyTreeNode):
-    """Rings of this device's N environments, of C slots each."""
+    """Rings of this device's N environments, of K slots each."""
 
-    data: Any  # a record of arrays [N, C, ...]
-    count: jax.Array  # [N] transitions that each ring was ever given; the same for all seeds
+    data: Any  # a record of arrays [N, K, ...]
+    count: Array  # [N] transitions that each ring was ever given; the same for all seeds
 
     @property
     def capacity(self) -> int:
         return jax.tree.leaves(self.data)[0].shape[1]
 
     @property
-    def added(self) -> jax.Array:
-        """Transitions that each ring was ever given, [], where that is the same for all of them."""
+    def added(self) -> Array:
+        """Transitions [] that each ring was ever given, if that is the same for all of them."""
         return same_for_all_seeds(self.count[0])
 
     @property
-    def filled(self) -> jax.Array:
+    def filled(self) -> Array:
         """Slots in use of each ring, [N]."""
         return jnp.minimum(self.count, self.capacity)
 
     @property
-    def fill(self) -> jax.Array:
-        """The share of slots in use of each ring, [N]; 1 exactly where all are."""
+    def fill(self) -> Array:
+        """Share of slots in use of each ring, [N]; exactly 1 if all are."""
         return jnp.where(self.filled == self.capacity, 1.0, self.filled / self.capacity)
 
     def add(self, transitions: Any) -> "Replay":
-        """The buffer with one more transition of every environment, [N, ...], where all rings are
-        equally full.
-        """
+        """Store one transition [N, ...] of every environment, where all rings are equally full."""
         slot = self.added % self.capacity
-        data = jax.tree.map(
-            lambda rings, x: _write(rings, x.astype(rings.dtype), slot), self.data, transitions
-        )
-        return Replay(data, self.count + 1)
 
-    def add_valid(self, transitions: Any, valid: jax.Array) -> "Replay":
-        """The buffer with those of the transitions [T, N, ...] that are `valid` [T, N]; T is at
-        most the capacity.
+        def stored(rings: Array, x: Array) -> Array:
+            return _write(rings, x.astype(rings.dtype), slot)
+
+        data = jax.tree.map(stored, self.data, transitions)
+        return Replay(data=data, count=self.count + 1)
+
+    def add_valid(self, transitions: Any, valid: Array) -> "Replay":
+        """Store the valid ones of several steps.
+
+        Args:
+            transitions: record of arrays [T, N, ...], with T at most the capacity.
+            valid: [T, N] bool.
         """
         order = self.count + jnp.cumsum(valid, axis=0) - valid
-        # Beyond the ring's end nothing is written
+        # A slot beyond the ring's end is not written
         slot = jnp.where(valid, order % self.capacity, self.capacity)
         ring = jnp.arange(slot.shape[1])
 
         def write(step, data):
             at = (ring, slot[step])
-            new = jax.tree.map(lambda x, like: x[step].astype(like.dtype), transitions, data)
-            return jax.tree.map(
-                lambda rings, x: rings.at[at].set(x, mode="drop", unique_indices=True), data, new
-            )
+
+            def stored(rings: Array, x: Array) -> Array:
+                new = x[step].astype(rings.dtype)
+                return rings.at[at].set(new, mode="drop", unique_indices=True)
+
+            return jax.tree.map(stored, data, transitions)
 
         # XLA must not know the length: it would write a single step to two copies of the buffer,
         # one to sample from
-        data = jax.lax.fori_loop(0, jnp.any(valid) * len(valid), write, self.data)
-        return Replay(data, self.count + jnp.sum(valid, axis=0))
+        num_steps = jnp.any(valid) * len(valid)
+        data = jax.lax.fori_loop(0, num_steps, write, self.data)
+        return Replay(data=data, count=self.count + jnp.sum(valid, axis=0))
 
     def sample(
-        self, keys: jax.Array, per_group: int, num_steps: int = 1, gamma: float | jax.Array = 1.0
+        self,
+        keys: Array,
+        per_group: int,
+        num_steps: int = 1,
+        gamma: float | Array = 1.0,
     ) -> Any:
-        """Transitions [G * per_group, ...]: each of the G `keys` draws `per_group` of its own N / G
-        neighbouring rings, uniformly with replacement.
+        """Draw a batch, uniformly with replacement.
 
-        With several `num_steps` the data are a `Transition`, with the rewards and the next
-        observation of so many steps (Sutton & Barto 2018, 7.1), fewer where the episode ends; a
-        ring's newest `num_steps` - 1 are not drawn.
+        With several `num_steps` the rings hold a `Transition`, and a sample has the rewards of so
+        many steps and the next observation after them (Sutton & Barto 2018, section 7.1). It has
+        fewer where the episode ends. The newest `num_steps` - 1 of a ring are not drawn.
+
+        Args:
+            keys: [G] keys. Each draws from its own N / G neighbouring rings.
+            per_group: samples of each key.
+            num_steps: steps n of n-step returns.
+            gamma: discount factor of n-step returns.
+
+        Returns:
+            The record with arrays [G * per_group, ...].
         """
         ring, place = self._places(keys, per_group, self._drawable(num_steps))
         if num_steps == 1:
             return jax.tree.map(lambda x: x[ring, place], self.data)
         oldest = jnp.where(self.count > self.capacity, self.count, 0)[ring]
-        slots = (oldest + place + jnp.arange(num_steps)[:, None]) % self.capacity  # [n, B]
+        slots = (oldest + place + jnp.arange(num_steps)[:, None]) % self.capacity  # [num_steps, B]
         goes_on = ~self.data.first[ring, slots[1:]]
-        # [n, B]
-        used = jnp.concatenate(
-            [jnp.ones_like(goes_on[:1]), jnp.cumprod(goes_on, axis=0, dtype=bool)]
-        )
+        is_first_used = jnp.ones_like(goes_on[:1])
+        are_later_used = jnp.cumprod(goes_on, axis=0, dtype=bool)
+        used = jnp.concatenate([is_first_used, are_later_used])  # [num_steps, B]
         powers = jnp.asarray(gamma) ** jnp.arange(num_steps + 1)
         count = jnp.sum(used, axis=0)
         newest = jnp.take_along_axis(slots, count[None] - 1, axis=0)[0]
-        first, last = (
-            jax.tree.map(lambda x: x[ring, slot], self.data) for slot in (slots[0], newest)
-        )
-        reward = jnp.sum(self.data.reward[ring, slots] * used * powers[:-1, None], axis=0)
+        first = jax.tree.map(lambda x: x[ring, slots[0]], self.data)
+        last = jax.tree.map(lambda x: x[ring, newest], self.data)
+        rewards = self.data.reward[ring, slots] * used * powers[:-1, None]
         return last._replace(
-            obs=first.obs, action=first.action, reward=reward, discount=powers[count]
+            obs=first.obs,
+            action=first.action,
+            reward=jnp.sum(rewards, axis=0),
+            discount=powers[count],
         )
 
-    def can_sample(self, groups: int, num_steps: int = 1) -> jax.Array:
-        """Tell if each of this device's `groups` of rings has something to draw for `sample`,
-        [].
-        """
+    def can_sample(self, groups: int, num_steps: int = 1) -> Array:
+        """True [] if each of this device's `groups` of rings has something to draw."""
         of_groups = self._drawable(num_steps).reshape(groups, -1)
         return jnp.all(jnp.any(of_groups > 0, axis=1))
 
-    def _drawable(self, num_steps: int) -> jax.Array:
-        """Transitions of each ring, [N], that begin so many steps."""
+    def _drawable(self, num_steps: int) -> Array:
+        """Transitions of each ring, [N], with which so many steps begin."""
         return jnp.maximum(self.filled - num_steps + 1, 0)
 
     def _places(
-        self, keys: jax.Array, per_group: int, counts: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Rings and places in them [G * per_group], uniformly among the first `counts` [N] of
-        each.
+        self,
+        keys: Array,
+        per_group: int,
+        counts: Array,
+    ) -> tuple[Array, Array]:
+        """Draw rings and places in them, uniformly among the first `counts` [N] of each ring.
+
+        Returns:
+            Rings and places, [G * per_group] each.
         """
         filled = counts.reshape(keys.shape[0], -1)  # [G, rings of a group]
 
@@ -136,34 +158,45 @@ class Replay(struct.PyTreeNode):
         return ring.ravel(), slot.ravel()
 
 
-def new_replay(example: Any, num_envs: int, capacity: int) -> Replay:
-    """An empty buffer with `capacity` slots for each of `num_envs` transitions like `example`."""
+def new_replay(
+    example: Any,
+    num_envs: int,
+    capacity: int,
+) -> Replay:
+    """Make an empty buffer of `num_envs` rings, with `capacity` slots each.
+
+    `example` is one transition.
+    """
     data = jax.tree.map(lambda x: jnp.zeros((num_envs, capacity, *x.shape), x.dtype), example)
     return Replay(data, jnp.zeros(num_envs, jnp.int32))
 
 
 def describe_replay(args: Any, state: Any) -> dict[str, str]:
-    """What the header of a run, whose `state` has these shapes, says of its buffers, where there
-    are any.
+    """Describe the buffers in the header of a run; nothing if there are none.
+
+    `state` has the shapes of the run's state.
     """
     if not hasattr(args, "buffer_size"):
         return {}
-    whole = args.capacity * args.envs_per_update
-    note = f"{whole * args.num_agents:,} transitions, {size_of(state.actors.replay) / 1e6:,.1f} MB"
-    if whole < args.buffer_size:
-        note += (
-            f" ({args.buffer_size:,} rounded down, a ring for each of "
-            f"{args.envs_per_update} environments)"
-        )
-    return {
-        "replay": note
-        + ("" if args.save_buffer else ", not saved: a resumed run fills it again first")
-    }
+    capacity = args.capacity * args.envs_per_update
+    megabytes = size_of(state.actors.replay) / 1e6
+    note = f"{capacity * args.num_agents:,} transitions, {megabytes:,.1f} MB"
+    if capacity < args.buffer_size:
+        rings = f"a ring for each of {args.envs_per_update} environments"
+        note += f" ({args.buffer_size:,} rounded down, {rings})"
+    if not args.save_buffer:
+        note += ", not saved: a resumed run fills it again first"
+    return {"replay": note}
 
 
-def example_transition(args: Any, env: EnvSpec, versions: bool = False) -> Transition:
-    """One transition of zeros, which says what the replay buffer has to hold; with `versions` those
-    of policies too.
+def example_transition(
+    args: Any,
+    env: EnvSpec,
+    versions: bool = False,
+) -> Transition:
+    """Make a transition of zeros, which says what the replay buffer has to hold.
+
+    With `versions` it has the version of a policy too.
     """
     obs = env.example_obs()
     version = jnp.int32(0) if versions else None
@@ -180,15 +213,19 @@ def example_transition(args: Any, env: EnvSpec, versions: bool = False) -> Trans
 
 
 @jax.custom_batching.custom_vmap
-def _write(rings: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
-    """`rings` [N, C, ...] with `new` [N, ...] at `slot`."""
+def _write(
+    rings: Array,
+    new: Array,
+    slot: Array,
+) -> Array:
+    """Write `new` [N, ...] at `slot` of `rings` [N, K, ...]."""
     return jax.lax.dynamic_update_slice_in_dim(rings, new[:, None], slot, axis=1)
 
 
 @_write.def_vmap
 def _(axis_size, in_batched, rings, new, slot):
-    # Still one slice: `vmap` by itself makes a scatter of it, and XLA a copy of the buffer for the
-    # scatter.
+    # This stays one slice: `vmap` by itself makes a scatter of it, and XLA copies the buffer for a
+    # scatter
     rings, new = (
         x if batched else jnp.broadcast_to(x, (axis_size, *x.shape))
         for x, batched in zip((rings, new), in_batched, strict=False)

@@ -1,7 +1,7 @@
 """Metrics and episode statistics, reduced on the device over devices, gradient steps and updates.
 
 A metric's name says how it is reduced: by the mean, unless it ends in `_sum`, `_max`, `_min` or
-`_last`; see KINDS.
+`_last` (see REDUCTIONS).
 """
 
 from collections.abc import Callable
@@ -12,35 +12,45 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from pmaprl.device.loops import unrolled_scan
 from pmaprl.device.sharding import AXIS, flat_pmean, gathered, global_ids
 
-Metrics = dict[str, jax.Array]
+Metrics = dict[str, Array]
 
 
 class Reduction(NamedTuple):
-    """How numbers of a metric are put together."""
+    """Rules by which the numbers of a metric become one.
 
-    # Collective on what each device has; None goes with the gradients' mean
+    Attributes:
+        over_devices: collective over each device's number. None averages it with the gradients.
+        over_steps: reduction of the numbers of steps; `where` selects some.
+        tallied: reduction within `MetricSums` along `axis`; `where` selects some. A mean is kept as
+            a sum, which a count divides in the end.
+        newer: `newer(numpy, old, new)` combines the value so far with a newer one, by numpy or
+            jax.numpy. None adds them.
+    """
+
     over_devices: Callable | None
-    over_steps: Callable  # of numbers [K], of those alone `where` it is true
-    # Likewise in a `MetricSums`, along an `axis`: of a mean the sum, which a count divides in the
-    # end
+    over_steps: Callable
     tallied: Callable
-    # Numpy or jax.numpy, the value so far, a newer one -> that of both; None adds them
     newer: Callable | None = None
 
 
-def _last(x: jax.Array, where: jax.Array | None) -> jax.Array:
+def _last(x: Array, where: Array | None) -> Array:
     return x[-1 if where is None else jnp.sum(where) - 1]
 
 
 _max = partial(jnp.max, initial=-jnp.inf)
 _min = partial(jnp.min, initial=jnp.inf)
 REDUCTIONS = {
-    "sum": Reduction(jax.lax.psum, jnp.sum, jnp.sum),
+    "sum": Reduction(
+        over_devices=jax.lax.psum,
+        over_steps=jnp.sum,
+        tallied=jnp.sum,
+    ),
     "max": Reduction(
         over_devices=jax.lax.pmax,
         over_steps=_max,
@@ -54,147 +64,172 @@ REDUCTIONS = {
         newer=lambda numpy, old, new: numpy.minimum(old, new),
     ),
     "last": Reduction(
-        over_devices=None, over_steps=_last, tallied=jnp.sum, newer=lambda numpy, old, new: new
+        over_devices=None,
+        over_steps=_last,
+        tallied=jnp.sum,
+        newer=lambda numpy, old, new: new,
     ),
-    "mean": Reduction(None, jnp.mean, jnp.sum),
+    "mean": Reduction(
+        over_devices=None,
+        over_steps=jnp.mean,
+        tallied=jnp.sum,
+    ),
 }
 
 
 def reduction_of(name: str) -> str:
-    """Which of KINDS the metric of that name is."""
+    """Name in REDUCTIONS of the reduction that a metric's name asks for."""
     return next((kind for kind in REDUCTIONS if name.endswith(f"_{kind}")), "mean")
 
 
 def across_devices(grads: Any, metrics: Metrics) -> tuple[Any, Metrics]:
-    """Gradients and metrics of all samples, from those of an equal share of them on each device."""
-    collectives = {name: REDUCTIONS[reduction_of(name)].over_devices for name in metrics}
-    others = {
-        name: collective(metrics[name], AXIS)
-        for name, collective in collectives.items()
-        if collective
-    }
-    means = {name: x for name, x in metrics.items() if name not in others}
+    """Reduce gradients and metrics over devices, each with an equal share of the samples."""
+    others = {}
+    means = {}
+    for name, x in metrics.items():
+        collective = REDUCTIONS[reduction_of(name)].over_devices
+        if collective is None:
+            means[name] = x
+        else:
+            others[name] = collective(x, AXIS)
     grads, means = flat_pmean((grads, means))  # one collective for all of them
     return grads, means | others
 
 
 def mean_metrics_over_devices(metrics: Metrics) -> Metrics:
-    """Means over devices of an update's metrics, of which some may be of a device's own samples;
-    sums stay.
-    """
+    """Reduce an update's metrics over devices; `_sum` metrics were summed already."""
     others = {name: x for name, x in metrics.items() if reduction_of(name) != "sum"}
     return metrics | across_devices((), others)[1]
 
 
-def over_steps(metrics: Metrics, counts: jax.Array | None = None) -> Metrics:
-    """Metrics of all steps together, from those of each [K]; of the first ones only, where `counts`
-    [K] is true.
+def over_steps(metrics: Metrics, counts: Array | None = None) -> Metrics:
+    """Reduce metrics over steps.
+
+    Args:
+        metrics: a number for each step, by name.
+        counts: bool, True for steps that count, which come before all others; default: all count.
+
+    Returns:
+        Numbers [], by name.
     """
-    return {
-        name: REDUCTIONS[reduction_of(name)].over_steps(x, where=counts)
-        for name, x in metrics.items()
-    }
+    reduced = {}
+    for name, x in metrics.items():
+        reduced[name] = REDUCTIONS[reduction_of(name)].over_steps(x, where=counts)
+    return reduced
 
 
 Layout = dict[str, list[str]]
-"""Names of the metrics in each vector of a stacked `MetricSums`, whose name says their kind."""
+"""Names of the metrics in each vector of a stacked `MetricSums`, by the name of the vector."""
 
 
 class OptionalMetric(NamedTuple):
     """A metric that not every update reports."""
 
-    value: jax.Array
-    count: jax.Array  # 1, or 0 where it was not reported
+    value: Array
+    count: Array  # 1, or 0 where it was not reported
 
 
 class MetricSums(struct.PyTreeNode):
-    """Metrics over however many updates reported them, added up on the device, or by NumPy where
-    they are there.
-    """
+    """Metrics added up over the updates that reported them, on the device or by NumPy."""
 
-    value: Metrics  # the sum so far, of a mean too; or the largest, the smallest, the newest
-    count: Metrics  # how many reports are in it; a value without any is 0
-
-    @classmethod
-    def of(cls, metrics: dict[str, jax.Array | OptionalMetric]) -> "MetricSums":
-        """One report of each metric, or where it is a `OptionalMetric` what that says."""
-        reports = {
-            k: x if isinstance(x, OptionalMetric) else OptionalMetric(x, jnp.ones_like(x))
-            for k, x in metrics.items()
-        }
-        return cls(
-            {k: x.value for k, x in reports.items()}, {k: x.count for k, x in reports.items()}
-        )
+    # Sum so far for sums and means, else the largest, smallest or newest number; 0 without reports
+    value: Metrics
+    count: Metrics  # number of reports
 
     @classmethod
-    def of_each_step(cls, metrics: Metrics, found: dict[str, jax.Array]) -> "MetricSums":
-        """Reports [T] of metrics [T, N], of every step those of its environments that are `found`
-        [T, N].
+    def of(cls, metrics: dict[str, Array | OptionalMetric]) -> "MetricSums":
+        """Take one report of each metric; an `OptionalMetric` says itself if it is one."""
+        value = {}
+        count = {}
+        for name, x in metrics.items():
+            report = x if isinstance(x, OptionalMetric) else OptionalMetric(x, jnp.ones_like(x))
+            value[name] = report.value
+            count[name] = report.count
+        return cls(value=value, count=count)
+
+    @classmethod
+    def of_each_step(cls, metrics: Metrics, found: dict[str, Array]) -> "MetricSums":
+        """Take a report of each step from metrics [T, N] of its environments.
+
+        Args:
+            metrics: numbers [T, N], by name.
+            found: bool [T, N] by name, True where the environment reports a number.
+
+        Returns:
+            Reports with values and counts [T].
         """
-        value = {
-            name: REDUCTIONS[reduction_of(name)].tallied(x, where=found[name], axis=1)
-            for name, x in metrics.items()
-        }
-        return cls(
-            value, {name: jnp.sum(x, axis=1, dtype=jnp.float32) for name, x in found.items()}
-        )
+        value = {}
+        count = {}
+        for name, x in metrics.items():
+            tallied = REDUCTIONS[reduction_of(name)].tallied
+            value[name] = tallied(x, where=found[name], axis=1)
+        for name, x in found.items():
+            count[name] = jnp.sum(x, axis=1, dtype=jnp.float32)
+        return cls(value=value, count=count)
 
     def of_all_steps(self) -> "MetricSums":
-        """One report of each metric, from those [D, T] of all devices; of `_last` the mean over
-        environments.
+        """Reduce the reports [D, T] of all devices and steps to one.
+
+        A `_last` metric becomes the mean over the environments that report in the last step.
         """
         counts = jax.tree.map(partial(jnp.sum, axis=0), self.count)
 
-        def of_metric(name: str, count: jax.Array) -> jax.Array:
-            tallied = REDUCTIONS[kind := reduction_of(name)].tallied
+        def of_metric(name: str, count: Array) -> Array:
+            kind = reduction_of(name)
+            tallied = REDUCTIONS[kind].tallied
             steps = tallied(self.value[name], axis=0)  # [T]
             newest = len(count) - 1 - jnp.argmax(count[::-1] > 0)
             last = steps[newest] / jnp.maximum(count[newest], 1)
-            return jnp.where(jnp.any(count > 0), last if kind == "last" else tallied(steps), 0.0)
+            is_reported = jnp.any(count > 0)
+            total = last if kind == "last" else tallied(steps)
+            return jnp.where(is_reported, total, 0.0)
 
         return MetricSums(
-            {name: of_metric(name, x) for name, x in counts.items()}, jax.tree.map(jnp.sum, counts)
+            value={name: of_metric(name, x) for name, x in counts.items()},
+            count=jax.tree.map(jnp.sum, counts),
         )
 
     def stacked(self) -> tuple["MetricSums", "Layout"]:
-        """Put metrics [] of one kind into one vector, so that adding them up is one operation; also
-        which ones.
+        """Stack metrics [] of one kind into one vector, so that adding them up is one operation.
+
+        Returns:
+            The vectors, and the names of the metrics in each.
         """
-        names: Layout = {}
+        layout: Layout = {}
         for name, x in self.value.items():
-            names.setdefault(f"{x.dtype}_{self.count[name].dtype}_{reduction_of(name)}", []).append(
-                name
-            )
-        value = {
-            key: jnp.stack([self.value[name] for name in group]) for key, group in names.items()
-        }
-        count = {
-            key: jnp.stack([self.count[name] for name in group]) for key, group in names.items()
-        }
-        return MetricSums(value, count), names
+            key = f"{x.dtype}_{self.count[name].dtype}_{reduction_of(name)}"
+            layout.setdefault(key, []).append(name)
+        value = {}
+        count = {}
+        for key, names in layout.items():
+            value[key] = jnp.stack([self.value[name] for name in names])
+        for key, names in layout.items():
+            count[key] = jnp.stack([self.count[name] for name in names])
+        return MetricSums(value=value, count=count), layout
 
     def __add__(self, newer: "MetricSums") -> "MetricSums":
         value = {name: self._with(newer, name) for name in self.value}
-        return MetricSums(
-            value, {name: count + newer.count[name] for name, count in self.count.items()}
-        )
+        count = {name: count + newer.count[name] for name, count in self.count.items()}
+        return MetricSums(value=value, count=count)
 
     def __or__(self, other: "MetricSums") -> "MetricSums":
-        """The metrics of both."""
-        return MetricSums(self.value | other.value, self.count | other.count)
+        """Join the metrics of both."""
+        return MetricSums(value=self.value | other.value, count=self.count | other.count)
 
     @np.errstate(invalid="ignore")  # NumPy's 0 / 0
     def metrics(self) -> Metrics:
-        """What they come to; NaN for what was never reported."""
-        return {
-            name: x / self.count[name]
-            if reduction_of(name) == "mean"
-            else _numpy(x).where(self.count[name] > 0, x, jnp.nan)
-            for name, x in self.value.items()
-        }
+        """Divide the sums: the numbers of all metrics; NaN for one that was never reported."""
+        metrics = {}
+        for name, x in self.value.items():
+            count = self.count[name]
+            if reduction_of(name) == "mean":
+                metrics[name] = x / count
+            else:
+                metrics[name] = _numpy(x).where(count > 0, x, jnp.nan)
+        return metrics
 
-    def _with(self, newer: "MetricSums", name: str) -> jax.Array:
-        """The value of both reports of a metric."""
+    def _with(self, newer: "MetricSums", name: str) -> Array:
+        """Combine the values of both reports of a metric."""
         old = self.value[name]
         new = newer.value[name]
         both = REDUCTIONS[reduction_of(name)].newer
@@ -206,48 +241,58 @@ class MetricSums(struct.PyTreeNode):
 
 
 def _numpy(x: Any) -> Any:
-    return jnp if isinstance(x, jax.Array) else np
+    return jnp if isinstance(x, Array) else np
 
 
 WINDOW = 100
 
 
 class Episodes(NamedTuple):
-    """Episodes that are over, or those of environments so far, [N]."""
+    """Episodes that are over, or the running episodes of environments, [N]."""
 
-    ret: jax.Array  # sum of raw rewards
-    length: jax.Array  # steps; of one under way -inf where it began before anything was counted
+    ret: Array  # sum of raw rewards
+    length: Array  # steps; -inf for a running episode that began before counting did
 
 
 class RecentEpisodes(struct.PyTreeNode):
     """The last `WINDOW` finished episodes, newest first."""
 
-    ret: jax.Array  # [WINDOW]
-    length: jax.Array  # [WINDOW]
-    count: jax.Array  # [] how many entries are filled
+    ret: Array  # [WINDOW]
+    length: Array  # [WINDOW]
+    count: Array  # [] how many entries are filled
 
 
 def new_tracker(num_envs: int, under_way: bool = False) -> Episodes:
-    """Of episodes that begin now, or of some that are `under_way`: what is left of those will not
-    count as episodes.
+    """Begin to track the episodes of `num_envs` environments.
+
+    Episodes that are `under_way` already are not counted.
     """
-    return Episodes(
-        jnp.zeros(num_envs), jnp.full(num_envs, -jnp.inf if under_way else 0.0, jnp.float32)
-    )
+    length = -jnp.inf if under_way else 0.0
+    return Episodes(jnp.zeros(num_envs), jnp.full(num_envs, length, jnp.float32))
 
 
 def new_recent() -> RecentEpisodes:
-    return RecentEpisodes(jnp.zeros(WINDOW), jnp.zeros(WINDOW), jnp.zeros((), jnp.int32))
+    return RecentEpisodes(
+        ret=jnp.zeros(WINDOW),
+        length=jnp.zeros(WINDOW),
+        count=jnp.zeros((), jnp.int32),
+    )
 
 
 def count_episodes(
-    tracker: Episodes, recent: RecentEpisodes, steps: Any
+    tracker: Episodes,
+    recent: RecentEpisodes,
+    steps: Any,
 ) -> tuple[Episodes, RecentEpisodes, MetricSums]:
-    """Account for a rollout on each device: the outcomes of a `Step`, [T, N] each, rewards as they
-    are.
+    """Account for the episodes of a rollout on every device.
 
-    The window and the tally are over all devices; the window's order is by step, then by global
-    env.
+    Args:
+        tracker: [N] running episodes of this device.
+        recent: the last episodes of all devices, ordered by step, then by global environment.
+        steps: a `Step` with rewards, ends and infos [T, N]; rewards are raw.
+
+    Returns:
+        The tracker and the recent episodes after the rollout, and the reports of all devices.
     """
 
     def step(running: Episodes, inputs):
@@ -259,41 +304,43 @@ def count_episodes(
     earned = Episodes(steps.reward, jnp.ones_like(steps.reward))
     tracker, finished = unrolled_scan(step, tracker, (earned, done))  # finished [T, N]
     done = done & (finished.length > 0)
-    columns = {"return": finished.ret, "length": finished.length}
-    episodes = {
-        f"episode/{name}{end}": x for name, x in columns.items() for end in ("", "_min", "_max")
-    }
-    # What is not finite is none
+    episodes = {}
+    for name, x in {"return": finished.ret, "length": finished.length}.items():
+        for end in ("", "_min", "_max"):
+            episodes[f"episode/{name}{end}"] = x
     info = {f"env/{name}": x for name, x in (steps.info or {}).items()}
-    tally = MetricSums.of_each_step(
-        episodes | info, dict.fromkeys(episodes, done) | jax.tree.map(jnp.isfinite, info)
-    )
-    # The newest of each device and its reports are all that leaves it, in one collective: places as
-    # if they were floats
+    # A number that is not finite is no report
+    found = dict.fromkeys(episodes, done) | jax.tree.map(jnp.isfinite, info)
+    tally = MetricSums.of_each_step(episodes | info, found)
+
+    # Each device's newest episodes and reports leave it in one collective, places as if they were
+    # floats
     place, newest = _newest(done, finished)
-    numbers, parts_of = ravel_pytree(
-        (jax.lax.bitcast_convert_type(place, jnp.float32), newest, tally)
-    )
-    place, newest, tally = jax.vmap(parts_of)(gathered(numbers[None]))  # [D, K], [D, K], [D, T]
-    place = jax.lax.bitcast_convert_type(place, jnp.int32)
-    return tracker, _push(recent, *jax.tree.map(jnp.ravel, (place, newest))), tally.of_all_steps()
+    place_bits = jax.lax.bitcast_convert_type(place, jnp.float32)
+    numbers, parts_of = ravel_pytree((place_bits, newest, tally))
+    place_bits, newest, tally = jax.vmap(parts_of)(gathered(numbers[None]))  # [D, J] x 2, [D, T]
+    place = jax.lax.bitcast_convert_type(place_bits, jnp.int32)
+    place, newest = jax.tree.map(jnp.ravel, (place, newest))
+    return tracker, _push(recent, place, newest), tally.of_all_steps()
 
 
-def recent_metrics(recent: RecentEpisodes) -> dict[str, jax.Array]:
-    """Means over the last `WINDOW` episodes; NaN while none has finished."""
+def recent_metrics(recent: RecentEpisodes) -> dict[str, Array]:
+    """Average the last `WINDOW` episodes; NaN while none has finished."""
     filled = jnp.arange(WINDOW) < recent.count
-    columns = {"return": recent.ret, "length": recent.length}
-    return {
-        f"episode/{name}_last{WINDOW}": jnp.mean(x, where=filled) for name, x in columns.items()
-    }
+    metrics = {}
+    for name, x in {"return": recent.ret, "length": recent.length}.items():
+        metrics[f"episode/{name}_last{WINDOW}"] = jnp.mean(x, where=filled)
+    return metrics
 
 
-def _newest(done: jax.Array, finished: Episodes) -> tuple[jax.Array, Episodes]:
-    """The last episodes of this device that are `done` [T, N], `WINDOW` at most, the newest first;
-    and their places.
+def _newest(done: Array, finished: Episodes) -> tuple[Array, Episodes]:
+    """Select this device's last J episodes that are `done` [T, N], the newest first.
 
-    Places are in the order of all devices, by step, then by global env; -1 where there are fewer
-    episodes.
+    J is `WINDOW` at most.
+
+    Returns:
+        Places and episodes [J]. A place counts all devices, by step, then by global environment; it
+        is -1 if there are fewer episodes.
     """
     steps, local = done.shape
     of_step = jnp.arange(steps)[:, None] * (local * jax.lax.axis_size(AXIS))
@@ -303,11 +350,13 @@ def _newest(done: jax.Array, finished: Episodes) -> tuple[jax.Array, Episodes]:
     return jnp.where(jnp.arange(len(index)) < jnp.sum(done), place, -1), finished
 
 
-def _push(recent: RecentEpisodes, place: jax.Array, finished: Episodes) -> RecentEpisodes:
-    """The window with those of the `finished` episodes, [D * K] each, that have the largest
-    places.
-    """
-    # Counted, not sorted: the rank of an episode is how many are newer
+def _push(
+    recent: RecentEpisodes,
+    place: Array,
+    finished: Episodes,
+) -> RecentEpisodes:
+    """Add those of the `finished` episodes [D * J] that have the largest places."""
+    # Counting is cheaper than sorting: the rank of an episode is the number of newer ones
     rank = jnp.sum(place[None, :] > place[:, None], axis=1)
     slot = jnp.where(place >= 0, rank, WINDOW)
     count = jnp.minimum(jnp.sum(place >= 0), WINDOW)
@@ -317,5 +366,7 @@ def _push(recent: RecentEpisodes, place: jax.Array, finished: Episodes) -> Recen
 
     filled = jnp.minimum(recent.count + count, WINDOW).astype(jnp.int32)
     return RecentEpisodes(
-        merge(recent.ret, finished.ret), merge(recent.length, finished.length), filled
+        ret=merge(recent.ret, finished.ret),
+        length=merge(recent.length, finished.length),
+        count=filled,
     )

@@ -1,5 +1,6 @@
-"""What an algorithm's file builds its networks from: encoders, layers, heads, distributions,
-normalisers.
+"""Parts that an algorithm's file builds its networks from.
+
+They are encoders, layers, heads, distributions and normalisers.
 """
 
 from pmaprl.envs.environment import check_discrete, check_squashable

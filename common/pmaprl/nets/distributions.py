@@ -1,8 +1,8 @@
-"""Action distributions as small records, and the policy's head, which gives one.
+"""Action distributions as small records, and the policy's head, which returns one.
 
 `Categoricals` covers Discrete and MultiDiscrete actions, `Normal` or `SquashedNormal` a Box,
-`Joint` several parts. Randomness comes in as an array that `action_noise` draws beforehand: a
-rollout draws that of all steps in one pass.
+`Joint` several parts. Randomness comes in as an array that `action_noise` draws beforehand, since a
+rollout draws the noise of all steps in one pass.
 """
 
 import math
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax import Array
 
 from pmaprl.device.rollout import categorical_noise
 from pmaprl.envs import spaces
@@ -32,202 +33,235 @@ from pmaprl.envs.spaces import (
 LOG_2PI = math.log(2 * math.pi)
 
 
-def without_illegal(logits: jax.Array, legal: jax.Array | None) -> jax.Array:
-    """Logits, or Q values, [..., n], as low as can be for what is not `legal`."""
+def without_illegal(logits: Array, legal: Array | None) -> Array:
+    """Lower logits, or Q values, [..., n] of choices that are not `legal`, as far as possible."""
     return logits if legal is None else jnp.where(legal, logits, ILLEGAL)
 
 
-def legal_choices(obs: Any, space: Discrete) -> jax.Array | None:
-    """For each of the actions whether it is legal at `obs`, [..., n], all where none is; None
-    without a mask.
-    """
+def legal_choices(obs: Any, space: Discrete) -> Array | None:
+    """Legal actions at `obs`, [..., n] bool: all where none is legal; None without a mask."""
     legal = legal_actions(obs)
     return None if legal is None else with_a_choice(legal, space.nvec)
 
 
 class Categoricals(struct.PyTreeNode):
-    """Independent categorical components over the last axis; one component is the plain Discrete
-    case.
+    """Independent categorical components over the last axis.
+
+    One component is the plain Discrete case.
+
+    Attributes:
+        logits: [..., sum(nvec)] unnormalised log-probabilities of the choices.
+        nvec: number of choices of each component.
+        scalar: True if actions are [...] (Discrete), not [..., len(nvec)].
+        legal: [..., sum(nvec)] bool. The other choices have probability zero. None: all are legal.
+        own: [..., len(nvec)] bool, True for components that sums are over (see `restrict_to`).
+            None: all.
     """
 
-    logits: jax.Array  # [..., sum(nvec)]
-    nvec: tuple[int, ...] = struct.field(pytree_node=False)  # number of choices per component
-    # Actions are [...] (Discrete) instead of [..., len(nvec)]
+    logits: Array
+    nvec: tuple[int, ...] = struct.field(pytree_node=False)
     scalar: bool = struct.field(pytree_node=False)
-    legal: jax.Array | None = None  # [..., sum(nvec)] bool; the others have probability zero
-    # [..., len(nvec)] bool; sums are over these alone, see `restrict_to`
-    own: jax.Array | None = None
+    legal: Array | None = None
+    own: Array | None = None
 
-    def only(self, legal: jax.Array | None) -> "Categoricals":
-        """Without the choices that are not `legal`; where a component has none, it keeps all, see
-        `with_a_choice`.
+    def only(self, legal: Array | None) -> "Categoricals":
+        """Rule out choices that are not `legal` [..., sum(nvec)].
+
+        A component without a legal choice keeps all of its choices.
         """
         if legal is None:
             return self
         legal = with_a_choice(legal, self.nvec)
         return self.replace(logits=without_illegal(self.logits, legal), legal=legal)
 
-    def sample(self, noise: jax.Array) -> jax.Array:
-        """Inverse-CDF sample from `noise` [..., len(nvec)], uniform in (0, 1): one random number
-        per component.
+    def sample(self, noise: Array) -> Array:
+        """Sample by the inverse CDF.
+
+        Args:
+            noise: [..., len(nvec)] uniform numbers in (0, 1), one for each component.
+
+        Returns:
+            Actions [...] or [..., len(nvec)].
         """
         cdfs = [jnp.cumsum(jax.nn.softmax(part), axis=-1) for part in self._parts(self.logits)]
-        if self.legal is None:
-            return self._join(
-                [
-                    jnp.sum(cdf[..., :-1] <= noise[..., i : i + 1], axis=-1)
-                    for i, cdf in enumerate(cdfs)
-                ]
-            )
         picks = []
-        for i, (cdf, legal) in enumerate(zip(cdfs, self._parts(self.legal), strict=True)):
-            # Rounding may let a cdf rise a little at what is illegal, and end below the noise
-            found = legal & (cdf > noise[..., i : i + 1])
+        if self.legal is None:
+            for index, cdf in enumerate(cdfs):
+                is_below = cdf[..., :-1] <= noise[..., index : index + 1]
+                picks.append(jnp.sum(is_below, axis=-1))
+            return self._join(picks)
+        for index, (cdf, legal) in enumerate(zip(cdfs, self._parts(self.legal), strict=True)):
+            # Rounding may let a cdf rise a little at an illegal choice, and end below the noise
+            found = legal & (cdf > noise[..., index : index + 1])
             last = legal.shape[-1] - 1 - jnp.argmax(legal[..., ::-1], axis=-1)
-            picks.append(jnp.where(jnp.any(found, axis=-1), jnp.argmax(found, axis=-1), last))
+            is_found = jnp.any(found, axis=-1)
+            picks.append(jnp.where(is_found, jnp.argmax(found, axis=-1), last))
         return self._join(picks)
 
-    def sample_with_key(self, key: jax.Array) -> jax.Array:
-        return self.sample(categorical_noise(key, (*self.logits.shape[:-1], len(self.nvec))))
+    def sample_with_key(self, key: Array) -> Array:
+        """Sample with noise that is drawn from `key`."""
+        shape = (*self.logits.shape[:-1], len(self.nvec))
+        return self.sample(categorical_noise(key, shape))
 
-    def mode(self) -> jax.Array:
+    def mode(self) -> Array:
+        """Most likely action."""
         return self._join([jnp.argmax(part, axis=-1) for part in self._parts(self.logits)])
 
-    def log_prob(self, action: jax.Array) -> jax.Array:
-        """Sum over components of log p(action), [...]."""
+    def log_prob(self, action: Array) -> Array:
+        """Log-probability [...] of an action, summed over components."""
         action = action[..., None] if self.scalar else action
-        return self._sum(
-            jnp.sum(jax.nn.one_hot(action[..., i], n) * log_p, axis=-1)
-            for i, (n, log_p) in enumerate(zip(self.nvec, self._log_probs(), strict=True))
-        )
+        terms = []
+        for index, log_p in enumerate(self._log_probs()):
+            one_hot = jax.nn.one_hot(action[..., index], self.nvec[index])
+            terms.append(jnp.sum(one_hot * log_p, axis=-1))
+        return self._sum(terms)
 
-    def entropy(self) -> jax.Array:
-        """Sum of the components' entropies in nats, [...]."""
-        return self._sum(-jnp.sum(jnp.exp(log_p) * log_p, axis=-1) for log_p in self._log_probs())
+    def entropy(self) -> Array:
+        """Entropy [...] in nats, summed over components."""
+        terms = [-jnp.sum(jnp.exp(log_p) * log_p, axis=-1) for log_p in self._log_probs()]
+        return self._sum(terms)
 
-    def kl(self, other: "Categoricals") -> jax.Array:
-        """KL(self || other) in nats, summed over components, those that are own to either,
-        [...].
-        """
-        pairs = zip(self._log_probs(), other._log_probs(), strict=True)
-        both = restrict_to(self, self.own if other.own is None else other.own)
-        return both._sum(
-            jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1) for log_p, log_q in pairs
-        )
+    def kl(self, other: "Categoricals") -> Array:
+        """KL(self || other) [...] in nats, summed over the components that are own to either."""
+        own = self.own if other.own is None else other.own
+        terms = []
+        for log_p, log_q in zip(self._log_probs(), other._log_probs(), strict=True):
+            terms.append(jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1))
+        return restrict_to(self, own)._sum(terms)
 
-    def symmetric_kl_to_uniform(self) -> jax.Array:
-        """Half of KL(p || uniform) + KL(uniform || p), summed over components, [...]; uniform over
-        what is legal.
+    def symmetric_kl_to_uniform(self) -> Array:
+        """Half of KL(p || u) + KL(u || p) [...], summed over components.
+
+        u is uniform over the legal choices.
         """
         legal = jnp.ones(self.logits.shape, bool) if self.legal is None else self.legal
         terms = []
         for log_p, part in zip(self._log_probs(), self._parts(legal), strict=True):
             n = jnp.maximum(jnp.sum(part, axis=-1, keepdims=True), 1)
-            terms.append(
-                0.5 * jnp.sum((jnp.exp(log_p) - 1 / n) * (log_p + jnp.log(n)), axis=-1, where=part)
-            )
+            differences = (jnp.exp(log_p) - 1 / n) * (log_p + jnp.log(n))
+            terms.append(0.5 * jnp.sum(differences, axis=-1, where=part))
         return self._sum(terms)
 
-    def _parts(self, x: jax.Array) -> list[jax.Array]:
+    def _parts(self, x: Array) -> list[Array]:
         return jnp.split(x, np.cumsum(self.nvec)[:-1], axis=-1)
 
-    def _log_probs(self) -> list[jax.Array]:
+    def _log_probs(self) -> list[Array]:
         return [jax.nn.log_softmax(part) for part in self._parts(self.logits)]
 
-    def _sum(self, terms: Iterable[jax.Array]) -> jax.Array:
-        """Over components, or over those that are its own; of the terms [...] of each."""
-        return sum(
-            x if self.own is None else jnp.where(self.own[..., i], x, 0.0)
-            for i, x in enumerate(terms)
-        )
+    def _sum(self, terms: Iterable[Array]) -> Array:
+        """Sum the terms [...] of the components, or of those that are own."""
+        if self.own is None:
+            return sum(terms)
+        return sum(jnp.where(self.own[..., index], x, 0.0) for index, x in enumerate(terms))
 
-    def _join(self, picks: list[jax.Array]) -> jax.Array:
-        return (picks[0] if self.scalar else jnp.stack(picks, axis=-1)).astype(jnp.int32)
+    def _join(self, picks: list[Array]) -> Array:
+        action = picks[0] if self.scalar else jnp.stack(picks, axis=-1)
+        return action.astype(jnp.int32)
 
 
 class Normal(struct.PyTreeNode):
-    """Independent normal per dimension of the flattened action; not squashed, the environment clips
-    to its bounds.
+    """Independent normal distributions of the dimensions of a flattened Box action.
 
-    Parameters and densities are in units of the bounds, actions are the environment's.
+    They are not squashed: the environment clips actions to its bounds. Parameters and densities are
+    in units of the bounds, actions are in the environment's units.
+
+    Attributes:
+        mean: [..., A] means, within -1 .. 1 if actions are within their bounds.
+        log_std: [..., A] logarithms of the standard deviations.
+        own: [..., A] bool, True for dimensions that sums are over (see `restrict_to`). None: all.
+        scale: [A] units of the environment's actions (see `action_scale`).
+        offset: [A] centres of the environment's actions.
     """
 
-    mean: jax.Array  # [..., A] within -1 .. 1 where actions are within their bounds
-    log_std: jax.Array  # [..., A]
-    own: jax.Array | None = None  # [..., A] bool; sums are over these alone, see `restrict_to`
-    # [A] see `action_scale`
+    mean: Array
+    log_std: Array
+    own: Array | None = None
     scale: tuple[float, ...] = struct.field(pytree_node=False, default=(1.0,))
     offset: tuple[float, ...] = struct.field(pytree_node=False, default=(0.0,))
 
-    def sample(self, noise: jax.Array) -> jax.Array:
-        """Sample from `noise` [..., A], standard normal."""
-        return self._action(self.mean + jnp.exp(self.log_std) * noise)
+    def sample(self, noise: Array) -> Array:
+        """Sample actions [..., A] by standard normal `noise` [..., A]."""
+        std = jnp.exp(self.log_std)
+        return self._action(self.mean + std * noise)
 
-    def sample_with_key(self, key: jax.Array) -> jax.Array:
+    def sample_with_key(self, key: Array) -> Array:
+        """Sample with noise that is drawn from `key`."""
         return self.sample(jax.random.normal(key, self.mean.shape))
 
-    def mode(self) -> jax.Array:
+    def mode(self) -> Array:
+        """Most likely action."""
         return self._action(self.mean)
 
-    def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-density of the (unclipped) action, [...]."""
-        z = (to_units(action, self.scale, self.offset) - self.mean) * jnp.exp(-self.log_std)
-        return -0.5 * jnp.sum(z**2 + 2 * self.log_std + LOG_2PI, axis=-1, where=self.own)
+    def log_prob(self, action: Array) -> Array:
+        """Log-density [...] of an action before clipping."""
+        units = to_units(action, self.scale, self.offset)
+        z = (units - self.mean) * jnp.exp(-self.log_std)
+        terms = z**2 + 2 * self.log_std + LOG_2PI
+        return -0.5 * jnp.sum(terms, axis=-1, where=self.own)
 
-    def entropy(self) -> jax.Array:
-        """Differential entropy in nats, [...]."""
-        return jnp.sum(self.log_std + 0.5 * (1 + LOG_2PI), axis=-1, where=self.own)
+    def entropy(self) -> Array:
+        """Differential entropy [...] in nats."""
+        terms = self.log_std + 0.5 * (1 + LOG_2PI)
+        return jnp.sum(terms, axis=-1, where=self.own)
 
-    def kl(self, other: "Normal") -> jax.Array:
-        """KL(self || other) in nats, summed over dimensions, those that are own to either,
-        [...].
-        """
+    def kl(self, other: "Normal") -> Array:
+        """KL(self || other) [...] in nats, summed over the dimensions that are own to either."""
         own = self.own if other.own is None else other.own
         wider = 2 * (self.log_std - other.log_std)
         z = (self.mean - other.mean) * jnp.exp(-other.log_std)
-        return 0.5 * jnp.sum(jnp.expm1(wider) - wider + z**2, axis=-1, where=own)
+        terms = jnp.expm1(wider) - wider + z**2
+        return 0.5 * jnp.sum(terms, axis=-1, where=own)
 
-    def _action(self, x: jax.Array) -> jax.Array:
+    def _action(self, x: Array) -> Array:
         return x * jnp.array(self.scale) + jnp.array(self.offset)
 
 
 class Joint(struct.PyTreeNode):
-    """Independent distributions of the parts of an action, a tree as the action is one; what they
-    measure is summed.
+    """Independent distributions of the parts of an action.
+
+    `parts` is a tree like the action. Log-probabilities, entropies and divergences are sums over
+    the parts.
     """
 
     parts: Any
 
     def sample(self, noise: Any) -> Any:
-        """Sample from `noise` for each part."""
+        """Sample by the noise of each part."""
         return self._map("sample", noise)
 
-    def sample_with_key(self, key: jax.Array) -> Any:
+    def sample_with_key(self, key: Array) -> Any:
+        """Sample with noise that is drawn from `key`."""
         parts, structure = jax.tree.flatten(self.parts, is_leaf=_is_part)
-        keys = [key] if len(parts) == 1 else jax.random.split(key, len(parts))
-        return self._map("sample_with_key", jax.tree.unflatten(structure, list(keys)))
+        keys = [key] if len(parts) == 1 else list(jax.random.split(key, len(parts)))
+        return self._map("sample_with_key", jax.tree.unflatten(structure, keys))
 
     def mode(self) -> Any:
+        """Most likely action."""
         return self._map("mode")
 
-    def log_prob(self, action: Any) -> jax.Array:
+    def log_prob(self, action: Any) -> Array:
+        """Log-probability [...] of an action."""
         return self._sum("log_prob", action)
 
-    def entropy(self) -> jax.Array:
+    def entropy(self) -> Array:
+        """Entropy [...] in nats."""
         return self._sum("entropy")
 
-    def kl(self, other: "Joint") -> jax.Array:
+    def kl(self, other: "Joint") -> Array:
+        """KL(self || other) [...] in nats."""
         return self._sum("kl", other.parts)
 
-    def symmetric_kl_to_uniform(self) -> jax.Array:
+    def symmetric_kl_to_uniform(self) -> Array:
+        """Half of KL(p || u) + KL(u || p) [...], where u is uniform over the legal choices."""
         return self._sum("symmetric_kl_to_uniform")
 
     def _map(self, method: str, *trees: Any) -> Any:
-        return jax.tree.map(
-            lambda part, *x: getattr(part, method)(*x), self.parts, *trees, is_leaf=_is_part
-        )
+        def call(part: Any, *arguments: Any) -> Any:
+            return getattr(part, method)(*arguments)
 
-    def _sum(self, method: str, *trees: Any) -> jax.Array:
+        return jax.tree.map(call, self.parts, *trees, is_leaf=_is_part)
+
+    def _sum(self, method: str, *trees: Any) -> Array:
         return sum(jax.tree.leaves(self._map(method, *trees)))
 
 
@@ -236,133 +270,185 @@ def _is_part(x: Any) -> bool:
 
 
 class SquashedNormal(NamedTuple):
-    """Tanh of independent normals. Actions are within -1 .. 1, and flat, [..., A]."""
+    """Tanh of independent normal distributions.
 
-    mean: jax.Array  # [..., A] of the normal
-    log_std: jax.Array  # [..., A]
+    Actions are flat, [..., A], and within -1 .. 1.
+    """
+
+    mean: Array  # [..., A] means before the tanh
+    log_std: Array  # [..., A] logarithms of the standard deviations before the tanh
 
     @classmethod
     def of(
-        cls, outputs: jax.Array, low: float, squash: bool, high: float = 2.0
+        cls,
+        outputs: Array,
+        low: float,
+        squash: bool,
+        high: float = 2.0,
     ) -> "SquashedNormal":
-        """From the outputs [..., 2 * A] of a network: log_std within `low` .. `high` by a tanh,
-        else clipped.
+        """Make the distribution from a network's outputs.
+
+        Args:
+            outputs: [..., 2 * A] means, then log_std.
+            low: lower bound of log_std.
+            squash: whether a tanh keeps log_std within the bounds; else it is clipped.
+            high: upper bound of log_std.
         """
         mean, log_std = jnp.split(outputs, 2, axis=-1)
-        squashed = low + 0.5 * (high - low) * (jnp.tanh(log_std) + 1)
-        return cls(mean, squashed if squash else jnp.clip(log_std, low, high))
+        if squash:
+            log_std = low + 0.5 * (high - low) * (jnp.tanh(log_std) + 1)
+        else:
+            log_std = jnp.clip(log_std, low, high)
+        return cls(mean=mean, log_std=log_std)
 
-    def sample(self, noise: jax.Array) -> jax.Array:
-        """Sample from `noise` [..., A], standard normal."""
-        return self.sample_with_log_prob(noise)[0]
+    def sample(self, noise: Array) -> Array:
+        """Sample actions [..., A] by standard normal `noise` [..., A]."""
+        action, _ = self.sample_with_log_prob(noise)
+        return action
 
-    def sample_with_log_prob(self, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Actions from standard normal `noise` [..., A], and their log-probabilities [...],
-        densities within -1 .. 1.
+    def sample_with_log_prob(self, noise: Array) -> tuple[Array, Array]:
+        """Sample actions, with their log-probabilities.
 
-        The change of variables is taken at the unsquashed u, as 1 - tanh(u)^2 = 4 exp(-2u) / (1 +
-        exp(-2u))^2: exact where tanh(u) rounds to 1.
+        The change of variables is taken at the unsquashed u (Haarnoja et al. 2018, appendix C), as
+        1 - tanh(u)^2 = 4 exp(-2u) / (1 + exp(-2u))^2: exact where tanh(u) rounds to 1.
+
+        Args:
+            noise: [..., A] standard normal.
+
+        Returns:
+            Actions [..., A], and log-densities [...] within -1 .. 1.
         """
         u = self.mean + jnp.exp(self.log_std) * noise
         normal = -0.5 * (noise**2 + LOG_2PI) - self.log_std
         slope = 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))
         return jnp.tanh(u), jnp.sum(normal - slope, axis=-1)
 
-    def sample_with_key(self, key: jax.Array) -> jax.Array:
+    def sample_with_key(self, key: Array) -> Array:
+        """Sample with noise that is drawn from `key`."""
         return self.sample(jax.random.normal(key, self.mean.shape))
 
-    def mode(self) -> jax.Array:
+    def mode(self) -> Array:
+        """Tanh of the mean, which plays as the best known action."""
         return jnp.tanh(self.mean)
 
 
 Distribution = Categoricals | Normal | Joint
 
 
-def restrict_to(policy: Distribution, own: jax.Array | None) -> Distribution:
-    """A `policy` whose log-probabilities and entropies are of the components of actions that are
-    `own` [..., A].
+def restrict_to(policy: Distribution, own: Array | None) -> Distribution:
+    """Restrict log-probabilities, entropies and divergences to some components of actions.
 
-    Others have chosen the rest, from which no gradient comes. None is all of them; it is all that a
-    `Joint` one takes.
+    Somebody else has chosen the other components, from which no gradient comes.
+
+    Args:
+        policy: a distribution. A `Joint` takes no `own`.
+        own: [..., A] bool, True for components that count. None: all.
+
+    Returns:
+        The restricted distribution.
     """
     return policy if own is None else policy.replace(own=own)
 
 
-def encode_action(action: Any, space: Space) -> jax.Array:
-    """Sampled actions as network input [..., A]: one-hot, and those of a Box in units of its
-    bounds.
+def encode_action(action: Any, space: Space) -> Array:
+    """Encode actions as the input of a network.
+
+    Args:
+        action: sampled actions [..., *action].
+        space: the action space.
+
+    Returns:
+        [..., A] numbers: choices one-hot, Box actions in units of their bounds.
     """
 
     def encoded(leaf, x):
         if isinstance(leaf, Box):
             return to_units(x, *action_scale(leaf))
-        # They are flat here
+        # Actions of several components are flat here
         return encode(x, leaf if isinstance(leaf, Discrete) else MultiDiscrete(leaf.nvec))
 
-    return jnp.concatenate([encoded(leaf, x) for _, leaf, x in leaves(space, action)], axis=-1)
+    parts = [encoded(leaf, x) for _, leaf, x in leaves(space, action)]
+    return jnp.concatenate(parts, axis=-1)
 
 
 class QHead(nn.Module):
-    """Q values [..., n] of Discrete actions; those of actions that are illegal at `obs` are as low
-    as can be.
+    """Head that predicts Q values [..., n] of Discrete actions from features [..., F].
+
+    Actions that are illegal at `obs` get a value as low as possible.
     """
 
     space: Discrete
 
     @nn.compact
-    def __call__(self, x: jax.Array, obs: Any = None) -> jax.Array:
-        return without_illegal(nn.Dense(self.space.n)(x), legal_choices(obs, self.space))
+    def __call__(self, x: Array, obs: Any = None) -> Array:
+        q = nn.Dense(self.space.n)(x)
+        return without_illegal(q, legal_choices(obs, self.space))
 
 
-def epsilon_greedy(q: jax.Array, epsilon: float | jax.Array, obs: Any = None) -> Categoricals:
-    """The greedy policy of Q values [..., n], which takes any action legal at `obs` with
-    probability `epsilon`.
+def epsilon_greedy(
+    q: Array,
+    epsilon: float | Array,
+    obs: Any = None,
+) -> Categoricals:
+    """Policy that is greedy, or random with probability `epsilon`.
+
+    Args:
+        q: [..., n] Q values.
+        epsilon: probability of a random action.
+        obs: observations [..., ...], whose mask says which actions are legal.
+
+    Returns:
+        The distribution over actions.
     """
     num_actions = q.shape[-1]
     legal = legal_choices(obs, Discrete(num_actions))
-    uniform = (
-        1 / num_actions
-        if legal is None
-        else legal / jnp.maximum(jnp.sum(legal, axis=-1, keepdims=True), 1)
-    )
-    best = jax.nn.one_hot(jnp.argmax(without_illegal(q, legal), axis=-1), num_actions)
-    return Categoricals(
-        jnp.log((1 - epsilon) * best + epsilon * uniform), (num_actions,), scalar=True
-    ).only(legal)
+    if legal is None:
+        uniform = 1 / num_actions
+    else:
+        uniform = legal / jnp.maximum(jnp.sum(legal, axis=-1, keepdims=True), 1)
+    best = jnp.argmax(without_illegal(q, legal), axis=-1)
+    greedy = jax.nn.one_hot(best, num_actions)
+    logits = jnp.log((1 - epsilon) * greedy + epsilon * uniform)
+    return Categoricals(logits, (num_actions,), scalar=True).only(legal)
 
 
 class PolicyHead(nn.Module):
-    """The distribution over actions: categorical, over those that are legal at `obs`, or normal for
-    a Box; or joint.
+    """Head that makes a distribution over actions from features [..., F].
 
-    A normal one is in units of the bounds, see `action_scale`, and no observation changes its
-    deviation. The actions of a Box are flat here; the environment shapes them. The gain of 0.01
-    makes actions about equally likely at first.
+    It is categorical for choices, over those that are legal at `obs`; normal for a Box; joint for
+    several parts. A normal one is in units of the bounds (see `action_scale`), and its deviation
+    does not depend on observations. Box actions are flat here; the environment shapes them. The
+    gain of 0.01 makes actions about equally likely at first.
     """
 
     space: Space
 
     @nn.compact
-    def __call__(self, x: jax.Array, obs: Any = None) -> Distribution:
-        init = nn.initializers.orthogonal(0.01)
+    def __call__(self, x: Array, obs: Any = None) -> Distribution:
         legal = legal_actions(obs)
         if not isinstance(self.space, spaces.Leaf):
-            parts = []
-            for (name, leaf), mask in zip(
-                leaves(self.space), masks_of_parts(legal, self.space), strict=True
-            ):
-                head = PolicyHead(leaf, name=f"part_{name.replace('/', '_')}")
-                parts.append(head(x, None if mask is None else {MASK: mask}))
-            return Joint(spaces.as_tree(parts, self.space))
+            return self._joint(x, legal)
+        init = nn.initializers.orthogonal(0.01)
         if isinstance(self.space, Box):
             size = math.prod(self.space.shape)
             mean = nn.Dense(size, kernel_init=init)(x)
             log_std = self.param("log_std", nn.initializers.zeros, (size,))
-            scale, offset = (tuple(x.tolist()) for x in action_scale(self.space))
+            scale, offset = action_scale(self.space)
             return Normal(
-                mean=mean, log_std=jnp.broadcast_to(log_std, mean.shape), scale=scale, offset=offset
+                mean=mean,
+                log_std=jnp.broadcast_to(log_std, mean.shape),
+                scale=tuple(scale.tolist()),
+                offset=tuple(offset.tolist()),
             )
         logits = nn.Dense(sum(self.space.nvec), kernel_init=init)(x)
-        return Categoricals(logits, self.space.nvec, scalar=isinstance(self.space, Discrete)).only(
-            legal
-        )
+        is_scalar = isinstance(self.space, Discrete)
+        return Categoricals(logits, self.space.nvec, scalar=is_scalar).only(legal)
+
+    def _joint(self, x: Array, legal: Any) -> Joint:
+        """Make a head for each part of the action."""
+        parts = []
+        masks = masks_of_parts(legal, self.space)
+        for (name, leaf), mask in zip(leaves(self.space), masks, strict=True):
+            head = PolicyHead(leaf, name=f"part_{name.replace('/', '_')}")
+            parts.append(head(x, None if mask is None else {MASK: mask}))
+        return Joint(spaces.as_tree(parts, self.space))

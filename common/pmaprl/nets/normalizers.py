@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import Array
 
 from pmaprl.device.sharding import AXIS
 from pmaprl.envs import spaces
@@ -16,77 +17,91 @@ from pmaprl.envs.masks import MASK
 class RunningStats(struct.PyTreeNode):
     """Count, mean and sum of squared deviations of everything seen so far.
 
-    After 2^24 samples one more is less than float32 resolves of what there is. So the count has two
-    words, and mean and sum have a second number each, what float32 does not hold of them.
+    After 2^24 samples one more sample is less than float32 resolves of the count. So the count has
+    two words, and mean and sum have a second number each: the rest that float32 does not hold.
     """
 
-    count: jax.Array  # [] uint32, modulo 2^32
-    mean: jax.Array  # [*shape]
-    m2: jax.Array  # [*shape]
-    count_high: jax.Array  # [] uint32: how often `count` has begun anew
-    mean_rest: jax.Array  # [*shape]
-    m2_rest: jax.Array  # [*shape]
+    count: Array  # [] uint32, number of samples modulo 2^32
+    mean: Array  # [*shape]
+    m2: Array  # [*shape] sum of squared deviations
+    count_high: Array  # [] uint32, number of samples divided by 2^32
+    mean_rest: Array  # [*shape]
+    m2_rest: Array  # [*shape]
 
     @property
-    def total(self) -> jax.Array:
-        """The number of samples [] as a float."""
+    def total(self) -> Array:
+        """Number of samples [] as a float."""
         return jnp.float32(self.count_high) * 2.0**32 + jnp.float32(self.count)
 
     @property
-    def std(self) -> jax.Array:
-        """Standard deviation, 1 before the first batch."""
+    def std(self) -> Array:
+        """Standard deviation [*shape]; 1 before the first batch."""
         total = self.total
-        return jnp.where(total > 0, jnp.sqrt(self.m2 / jnp.maximum(total, 1) + 1e-8), 1.0)
+        std = jnp.sqrt(self.m2 / jnp.maximum(total, 1) + 1e-8)
+        return jnp.where(total > 0, std, 1.0)
 
-    def normalize(self, x: jax.Array, clip: float | None = 10.0) -> jax.Array:
-        """`x` [..., *shape] with zero mean and unit variance, clipped to +-`clip` if that is
-        given.
+    def normalize(self, x: Array, clip: float | None = 10.0) -> Array:
+        """Shift and scale `x` [..., *shape] to zero mean and unit variance.
+
+        Args:
+            x: [..., *shape] numbers.
+            clip: bound of the absolute values of the result. None: no bound.
+
+        Returns:
+            [..., *shape] normalised numbers.
         """
-        # Not `- mean - rest`: where both are constants, as in an exported policy, XLA would
-        # subtract their rounded sum
+        # The form `x - mean - rest` would be wrong: if both are constants, as in an exported
+        # policy, XLA subtracts their rounded sum
         std = self.std
         x = _minus(x, self.mean) / std - self.mean_rest / std
         return x if clip is None else jnp.clip(x, -clip, clip)
 
-    def denormalize(self, x: jax.Array) -> jax.Array:
-        """What `normalize` gets `x` from, where it does not clip."""
+    def denormalize(self, x: Array) -> Array:
+        """Invert `normalize`, if that does not clip."""
         return self.mean + (self.mean_rest + self.std * x)
 
-    def merge(self, batch: jax.Array, valid: jax.Array | None = None) -> "RunningStats":
-        """The statistics after `batch` [..., *shape], a device's equal share; only `valid` [...]
-        samples count.
+    def merge(self, batch: Array, valid: Array | None = None) -> "RunningStats":
+        """Add a batch of samples, an equal share of it on each device (Chan et al. 1979).
+
+        Args:
+            batch: [..., *shape] samples of this device.
+            valid: [...] bool, True for samples that count. None: all.
+
+        Returns:
+            The statistics with the samples of all devices.
         """
         axes = tuple(range(batch.ndim - self.mean.ndim))
-        where = None if valid is None else valid.reshape(*valid.shape, *[1] * self.mean.ndim)
-        samples = (
-            math.prod(batch.shape[: len(axes)])
-            if valid is None
-            else jnp.sum(valid, dtype=jnp.uint32)
-        )
+        if valid is None:
+            where = None
+            samples = math.prod(batch.shape[: len(axes)])
+        else:
+            where = valid.reshape(*valid.shape, *[1] * self.mean.ndim)
+            samples = jnp.sum(valid, dtype=jnp.uint32)
         new = jnp.uint32(jax.lax.psum(samples, AXIS))
         old = self.total
         count = jnp.float32(new)
 
-        def means_of(*arrays: jax.Array) -> jax.Array:
-            """The mean of each over the samples of all devices, in one collective."""
+        def means_of(*arrays: Array) -> Array:
+            """Average each array over the samples of all devices, in one collective."""
             if valid is None:
-                return jax.lax.pmean(jnp.stack([x.mean(axes) for x in arrays]), AXIS)
-            sums = jnp.stack([x.sum(axes, where=where) for x in arrays])
-            return jax.lax.psum(sums, AXIS) / jnp.maximum(count, 1)
+                means = [x.mean(axes) for x in arrays]
+                return jax.lax.pmean(jnp.stack(means), AXIS)
+            sums = [x.sum(axes, where=where) for x in arrays]
+            return jax.lax.psum(jnp.stack(sums), AXIS) / jnp.maximum(count, 1)
 
-        # Deviations from the mean so far, then from the mean of the batch: nothing large is summed
-        # or squared
+        # Deviations are taken from the mean so far, then from the mean of the batch: nothing large
+        # is summed or squared
         (shift,) = means_of(_minus(batch, self.mean) - self.mean_rest)
         centre, centre_rest = _add(self.mean, self.mean_rest, shift)
         deviation = _minus(batch, centre) - centre_rest
-        # `missing` is what rounding has left out of `shift`
+        # `missing` is the part of the mean that rounding has left out of `shift`
         missing, squares = means_of(deviation, jnp.square(deviation))
         variance = jnp.maximum(squares - jnp.square(missing), 0.0)
         share = count / jnp.maximum(old + count, 1)
-        mean, mean_rest = _add(*_add(self.mean, self.mean_rest, shift * share), missing * share)
-        m2, m2_rest = _add(
-            self.m2, self.m2_rest, count * variance + jnp.square(shift + missing) * old * share
-        )
+        mean, mean_rest = _add(self.mean, self.mean_rest, shift * share)
+        mean, mean_rest = _add(mean, mean_rest, missing * share)
+        new_m2 = count * variance + jnp.square(shift + missing) * old * share
+        m2, m2_rest = _add(self.m2, self.m2_rest, new_m2)
         low = self.count + new
         return RunningStats(
             count=low,
@@ -98,22 +113,30 @@ class RunningStats(struct.PyTreeNode):
         )
 
 
-def _minus(x: jax.Array, value: jax.Array) -> jax.Array:
-    """`x` - `value` as a float, which loses no more than its own rounding: of large whole numbers
-    too.
+def _minus(x: Array, value: Array) -> Array:
+    """Subtract `value` from `x` as a float, which loses no more than its own rounding.
+
+    This holds for large whole numbers too.
     """
     near = x.astype(jnp.promote_types(x.dtype, jnp.float32)) - value
     if x.dtype not in (jnp.int32, jnp.uint32):
         return near
-    # They have 32 bits and floats 24: where nothing overflows, subtract before the conversion
+    # Such integers have 32 bits and floats 24: unless it overflows, subtract before the conversion
     whole = jnp.round(value)
     exact = jax.lax.bitcast_convert_type(x - whole.astype(x.dtype), jnp.int32)
-    return jnp.where(jnp.abs(near) < 2.0**30, jnp.float32(exact) - (value - whole), near)
+    is_small = jnp.abs(near) < 2.0**30
+    return jnp.where(is_small, jnp.float32(exact) - (value - whole), near)
 
 
-def _add(value: jax.Array, rest: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`value` + `rest` + `x` as a float and what that does not hold of the sum (Knuth 1969, 4.2.2,
-    theorem B).
+def _add(
+    value: Array,
+    rest: Array,
+    x: Array,
+) -> tuple[Array, Array]:
+    """Add `x` to `value` + `rest` (Knuth 1969, section 4.2.2, theorem B).
+
+    Returns:
+        The sum as a float, and the rest that the float does not hold.
     """
     total = value + x
     added = total - value
@@ -124,89 +147,167 @@ def _add(value: jax.Array, rest: jax.Array, x: jax.Array) -> tuple[jax.Array, ja
 
 
 Stats = Any
-"""RunningStats, or a tree of them, where observations have parts, with None for what is not to be
-normalised.
-"""
+"""RunningStats, or a tree of them for observations with parts; None for parts as they are."""
 
 
 def normalize(stats: Stats, x: Any) -> Any:
-    """`stats.normalize(x)` for each part, or `x` where there are no statistics."""
+    """Normalise each part of observations by its statistics.
+
+    Args:
+        stats: statistics of each part. None leaves it as it is.
+        x: raw observations [..., *obs].
+
+    Returns:
+        Observations as the networks take them.
+    """
     return _map(lambda stats, x: x if stats is None else stats.normalize(x), stats, x)
 
 
-def update_stats(stats: Stats, batch: Any, valid: jax.Array | None = None) -> Stats:
-    """The statistics of each part after `batch`, see `RunningStats.merge`; none where there are
-    none.
+def update_stats(
+    stats: Stats,
+    batch: Any,
+    valid: Array | None = None,
+) -> Stats:
+    """Add observations to the statistics of each part.
+
+    Args:
+        stats: statistics of each part, or None.
+        batch: raw observations [..., *obs] of this device.
+        valid: [...] bool, True for observations that count. None: all.
+
+    Returns:
+        The statistics with the observations of all devices.
     """
     return _map(lambda stats, x: stats and stats.merge(x, valid), stats, batch)
 
 
 def obs_stats(space: spaces.Space, on: bool = True) -> Stats:
-    """Statistics of no observations yet: of arrays, and none of numbers that stand for choices;
-    None where not `on`.
+    """Statistics of no observations yet.
+
+    Args:
+        space: the observation space.
+        on: whether to normalise observations.
+
+    Returns:
+        Statistics of each Box of the space, and None for choices and masks. None if not `on`.
     """
     if not on:
         return None
-    stats = spaces.map_leaves(
-        lambda leaf: running_stats(leaf.shape, isinstance(leaf, spaces.Box)), space
-    )
-    return stats | {MASK: None} if isinstance(stats, dict) and MASK in stats else stats
+
+    def of_leaf(leaf: Any) -> RunningStats | None:
+        return running_stats(leaf.shape, isinstance(leaf, spaces.Box))
+
+    stats = spaces.map_leaves(of_leaf, space)
+    has_mask = isinstance(stats, dict) and MASK in stats
+    return stats | {MASK: None} if has_mask else stats
 
 
-def _map(function: Callable, stats: Stats, x: Any) -> Any:
-    return jax.tree.map(
-        function, stats, x, is_leaf=lambda stats: stats is None or isinstance(stats, RunningStats)
-    )
+def _map(
+    function: Callable,
+    stats: Stats,
+    x: Any,
+) -> Any:
+    def is_leaf(stats: Any) -> bool:
+        return stats is None or isinstance(stats, RunningStats)
+
+    return jax.tree.map(function, stats, x, is_leaf=is_leaf)
 
 
-def denormalize(stats: RunningStats | None, x: jax.Array) -> jax.Array:
-    """`stats.denormalize(x)`, or `x` where there are no statistics."""
+def denormalize(stats: RunningStats | None, x: Array) -> Array:
+    """Convert the critic's values to units of the rewards.
+
+    Args:
+        stats: statistics of the value targets. None leaves values as they are.
+        x: [...] values in units of the statistics.
+
+    Returns:
+        [...] values in units of the rewards.
+    """
     return x if stats is None else stats.denormalize(x)
 
 
-def rescale_output(params: Any, layer: str, old: RunningStats, new: RunningStats) -> Any:
-    """Parameters of networks whose linear `layer` predicts in units of `old`, changed to predict
-    the same in `new`.
+def rescale_output(
+    params: Any,
+    layer: str,
+    old: RunningStats,
+    new: RunningStats,
+) -> Any:
+    """Rescale a linear layer to predict the same in other units (PopArt's output preservation).
 
-    The output-preserving half of PopArt (van Hasselt et al. 2016, proposition 1).
+    Van Hasselt et al. 2016, proposition 1.
+
+    Args:
+        params: parameters of networks.
+        layer: name of the layer.
+        old: statistics in whose units the layer predicts.
+        new: statistics in whose units it shall predict.
+
+    Returns:
+        The changed parameters.
+
+    Raises:
+        ValueError: the networks have no such layer.
     """
+    shift = (old.mean - new.mean) + (old.mean_rest - new.mean_rest)
+    kernels = []
 
     def rescaled(path, x):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if name.endswith(f"/{layer}/kernel"):
             kernels.append(name)
             return x * old.std / new.std
-        return (old.std * x + shift) / new.std if name.endswith(f"/{layer}/bias") else x
+        if name.endswith(f"/{layer}/bias"):
+            return (old.std * x + shift) / new.std
+        return x
 
-    shift = (old.mean - new.mean) + (old.mean_rest - new.mean_rest)
-    kernels = []
     params = jax.tree_util.tree_map_with_path(rescaled, params)
     if not kernels:
         raise ValueError(f'PopArt rescales a layer called "{layer}", and the networks have none')
     return params
 
 
-def popart(learner: Any, batch: Any, counts: jax.Array | None = None) -> tuple[Any, Any]:
-    """PopArt (van Hasselt et al. 2016): the targets of the samples that count move the units of
-    values, which stay.
+def popart(
+    learner: Any,
+    batch: Any,
+    counts: Array | None = None,
+) -> tuple[Any, Any]:
+    """Let the targets of a batch move the units of values (PopArt, van Hasselt et al. 2016).
 
-    `learner` has `params` whose layer "value" predicts in units of `return_stats`. `batch` has
-    `value`, `target` and `advantage` in units of the rewards, and gets them in the new units of
-    `learner`; both stay where there are none.
+    The values that the networks predict stay the same.
+
+    Args:
+        learner: has `return_stats`, and `params` with a layer "value" that predicts in their units.
+        batch: has `value`, `target` and `advantage` in units of the rewards.
+        counts: bool, True for samples whose targets count. None: all.
+
+    Returns:
+        The learner with new units, and the batch in these units. Both stay as they are without
+        `return_stats`.
     """
-    if learner.return_stats is None:
+    old = learner.return_stats
+    if old is None:
         return learner, batch
-    units = learner.return_stats.merge(batch.target, counts)
-    params = rescale_output(learner.params, "value", learner.return_stats, units)
+    units = old.merge(batch.target, counts)
+    params = rescale_output(learner.params, "value", old, units)
     learner = learner.replace(params=params, return_stats=units)
-    value, target = (units.normalize(x, clip=None) for x in (batch.value, batch.target))
-    return learner, batch._replace(
-        value=value, target=target, advantage=batch.advantage / units.std
+    batch = batch._replace(
+        value=units.normalize(batch.value, clip=None),
+        target=units.normalize(batch.target, clip=None),
+        advantage=batch.advantage / units.std,
     )
+    return learner, batch
 
 
 def running_stats(shape: tuple[int, ...], on: bool = True) -> RunningStats | None:
-    """Statistics of nothing yet; None where not `on`."""
+    """Statistics of no samples yet.
+
+    Args:
+        shape: shape of a sample.
+        on: whether to normalise.
+
+    Returns:
+        The statistics; None if not `on`.
+    """
     if not on:
         return None
     zeros = jnp.zeros(shape)

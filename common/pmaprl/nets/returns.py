@@ -1,106 +1,142 @@
-"""Distributions of returns; a Q function predicts the whole one, or its mean alone (Bellemare et
-al. 2017).
+"""Distributions of returns (Bellemare et al. 2017).
+
+A Q function predicts the whole distribution, or its mean alone.
 """
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import Array
 
 
 class ValueDistribution(struct.PyTreeNode):
-    """A categorical distribution over K returns; with K = 1 a number, whose distribution is not
-    known.
+    """A categorical distribution over Z returns.
+
+    With Z = 1 it is a number, whose distribution is not known.
     """
 
-    atoms: jax.Array  # [..., K] returns
-    logits: jax.Array | None  # [..., K]; None of a number
-    # Predictions are of K equally spaced returns from `low` to `high`
+    atoms: Array  # [..., Z] returns
+    logits: Array | None  # [..., Z]; None for a number
+    # A prediction is over Z equally spaced returns from `low` to `high`
     low: float = struct.field(pytree_node=False)
     high: float = struct.field(pytree_node=False)
 
     @classmethod
-    def of(cls, outputs: jax.Array, low: float, high: float) -> "ValueDistribution":
-        """What a network predicts by its outputs [..., K]."""
-        if outputs.shape[-1] == 1:
-            return cls(outputs, None, low, high)
+    def of(
+        cls,
+        outputs: Array,
+        low: float,
+        high: float,
+    ) -> "ValueDistribution":
+        """Make the distribution from a network's outputs [..., Z]."""
+        count = outputs.shape[-1]
+        if count == 1:
+            return cls(
+                atoms=outputs,
+                logits=None,
+                low=low,
+                high=high,
+            )
+        atoms = jnp.broadcast_to(jnp.linspace(low, high, count), outputs.shape)
         return cls(
-            jnp.broadcast_to(jnp.linspace(low, high, outputs.shape[-1]), outputs.shape),
-            outputs,
-            low,
-            high,
+            atoms=atoms,
+            logits=outputs,
+            low=low,
+            high=high,
         )
 
-    def mean(self) -> jax.Array:
-        """[...]"""
+    def mean(self) -> Array:
+        """Mean return [...]."""
         if self.logits is None:
             return self.atoms[..., 0]
-        return jnp.sum(jax.nn.softmax(self.logits) * self.atoms, axis=-1)
+        probs = jax.nn.softmax(self.logits)
+        return jnp.sum(probs * self.atoms, axis=-1)
 
     def smallest(self) -> "ValueDistribution":
-        """Of several [C, ...] those with the smallest mean, [...]."""
+        """Take from Q distributions, [Q, ...], that with the smallest mean, [...]."""
         if self.logits is None:
             return self.replace(atoms=jnp.min(self.atoms, axis=0))
         index = jnp.argmin(self.mean(), axis=0)[None, ..., None]
         return jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=0)[0], self)
 
-    def of_actions(self, action: jax.Array) -> "ValueDistribution":
-        """Of all discrete actions [..., B, n] those of the `action` [B] taken, [..., B]."""
+    def of_actions(self, action: Array) -> "ValueDistribution":
+        """Take from distributions of all discrete actions, [..., B, n], those of `action` [B]."""
         index = action.reshape(*[1] * (self.atoms.ndim - 3), len(action), 1, 1)
-        return jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=-2)[..., 0, :], self)
 
-    def expected(self, probs: jax.Array) -> "ValueDistribution":
-        """Those of an action drawn by `probs` [..., n], from those of all discrete actions [...,
-        n].
-        """
+        def taken(x: Array) -> Array:
+            return jnp.take_along_axis(x, index, axis=-2)[..., 0, :]
+
+        return jax.tree.map(taken, self)
+
+    def expected(self, probs: Array) -> "ValueDistribution":
+        """Mix the distributions of all discrete actions, [..., n], with probabilities `probs`."""
         if self.logits is None:
-            return self.replace(atoms=jnp.sum(probs * self.atoms[..., 0], axis=-1, keepdims=True))
-        # In logarithms, whose gradient is finite where a probability is 0 after rounding
-        log_probs = jnp.log(jnp.maximum(probs, jnp.finfo(probs.dtype).tiny))[..., None]
+            means = jnp.sum(probs * self.atoms[..., 0], axis=-1, keepdims=True)
+            return self.replace(atoms=means)
+        # Logarithms have a finite gradient where a probability is 0 after rounding
+        smallest = jnp.finfo(probs.dtype).tiny
+        log_probs = jnp.log(jnp.maximum(probs, smallest))[..., None]
         mixed = jax.nn.logsumexp(log_probs + jax.nn.log_softmax(self.logits), axis=-2)
         return self.replace(atoms=self.atoms[..., 0, :], logits=mixed)
 
-    def outside(self) -> jax.Array:
-        """Probability of returns below `low` or above `high`, which `project` moves to those,
-        [...].
-        """
+    def outside(self) -> Array:
+        """Probability [...] of returns below `low` or above `high`, which `project` clips."""
         beyond = (self.atoms < self.low) | (self.atoms > self.high)
-        return jnp.sum(jax.nn.softmax(self.logits), axis=-1, where=beyond)
+        probs = jax.nn.softmax(self.logits)
+        return jnp.sum(probs, axis=-1, where=beyond)
 
-    def error(self, target: "ValueDistribution") -> jax.Array:
-        """Squared error of a number, else the cross entropy with the target's distribution over our
-        atoms, [...].
+    def error(self, target: "ValueDistribution") -> Array:
+        """Error [...] of the prediction.
+
+        It is the squared error of a number, or the cross entropy with the target's distribution,
+        which is projected to our atoms.
         """
         if self.logits is None:
             return jnp.square(self.mean() - target.mean())
-        probs = project(jax.nn.softmax(target.logits), target.atoms, self.low, self.high)
+        target_probs = jax.nn.softmax(target.logits)
+        probs = project(target_probs, target.atoms, self.low, self.high)
         return -jnp.sum(probs * jax.nn.log_softmax(self.logits), axis=-1)
 
 
-# Of the returns; at first a network that knows nothing is outside with some of them
+# Share of returns outside at which a run warns; a new network is outside with some of them
 MOST_OUTSIDE = 0.2
 
 
 def caution_of_support(flags: str) -> dict[str, tuple[float, str]]:
-    """The `cautions` of an algorithm whose metric `q/outside` is the share of returns beyond what
-    `flags` say.
+    """Caution for the metric `q/outside`, the share of returns beyond the support.
+
+    Args:
+        flags: the flags that set the support, with their values.
+
+    Returns:
+        An entry of the `cautions` of an algorithm.
     """
-    return {
-        "q/outside": (
-            MOST_OUTSIDE,
-            f"so much of the returns is beyond {flags} and counts as that; make it wider",
-        )
-    }
+    warning = f"so much of the returns is beyond {flags} and counts as that; make it wider"
+    return {"q/outside": (MOST_OUTSIDE, warning)}
 
 
-def project(probs: jax.Array, returns: jax.Array, low: float, high: float) -> jax.Array:
-    """Probabilities [..., K] of K equally spaced atoms from `low` to `high`, in place of those of
-    `returns` [..., K].
+def project(
+    probs: Array,
+    returns: Array,
+    low: float,
+    high: float,
+) -> Array:
+    """Project a distribution to equally spaced atoms (Bellemare et al. 2017, eq. 7).
 
-    Each return shares its probability between the two atoms around it (Bellemare et al. 2017, eq.
-    7).
+    Each return shares its probability between the two atoms around it.
+
+    Args:
+        probs: [..., Z] probabilities of the returns.
+        returns: [..., Z].
+        low: first atom.
+        high: last atom.
+
+    Returns:
+        [..., Z] probabilities of the atoms.
     """
     last = returns.shape[-1] - 1
     place = (jnp.clip(returns, low, high) - low) * (last / (high - low))
-    share = jnp.maximum(1 - jnp.abs(place[..., None] - jnp.arange(last + 1)), 0.0)  # [..., K, K]
-    # In whole float32, also where matrix products are not
+    distance = jnp.abs(place[..., None] - jnp.arange(last + 1))
+    share = jnp.maximum(1 - distance, 0.0)  # [..., Z, Z]
+    # A sum of products stays in float32 where matrix products do not
     return jnp.sum(probs[..., None] * share, axis=-2)

@@ -118,7 +118,9 @@ def functions_of(args: Args, env: Env) -> Programs:
 def init_over(args: Args, env: Env, num_devices: int) -> Callable[[], TrainState]:
     """`init` over devices."""
     init = jax.pmap(
-        functions_of(args, env).init, axis_name=AXIS, devices=jax.devices()[:num_devices]
+        functions_of(args, env).init,
+        axis_name=AXIS,
+        devices=jax.devices()[:num_devices],
     )
     return functools.partial(init, arrays_of(args.members, num_devices))
 
@@ -131,7 +133,11 @@ def programs(args: Args, env: Env, num_devices: int):
     devices = jax.devices()[:num_devices]
     update = in_one_order(functions_of(args, env).update, devices, AXIS)
     update = jax.pmap(
-        update, in_axes=(0, None), out_axes=(0, None), axis_name=AXIS, devices=devices
+        update,
+        in_axes=(0, None),
+        out_axes=(0, None),
+        axis_name=AXIS,
+        devices=devices,
     )
     update = update.lower(jax.eval_shape(init), np.int32(0)).compile(
         pmaprl.device.programs._options(1)
@@ -247,7 +253,12 @@ def calls_of_gae(monkeypatch: Any, args: Any, critic: type, updates: int) -> lis
 
     monkeypatch.setattr(algorithm, name, recording)
     monkeypatch.setattr(algorithm, network, critic)
-    args = dataclasses.replace(args, num_steps=16, update_epochs=1, num_minibatches=1)
+    args = dataclasses.replace(
+        args,
+        num_steps=16,
+        update_epochs=1,
+        num_minibatches=1,
+    )
     args.normalize_returns = False  # the critic knows the values themselves
     run_updates(args, make_env("Endings"), 1, updates)
     jax.effects_barrier()
@@ -319,7 +330,12 @@ class Toy(environment.Environment):
     """
 
     parameters = ToyParams()
-    observations = Box(low=-np.inf, high=np.inf, shape=(2,), dtype=jnp.float32)
+    observations = Box(
+        low=-np.inf,
+        high=np.inf,
+        shape=(2,),
+        dtype=jnp.float32,
+    )
     actions = Discrete(3)
 
     @property
@@ -442,7 +458,11 @@ class KeyInState(Toy):
     """Keeps a typed PRNG key in its state and draws its observations from it."""
 
     def reset_env(self, key, params):
-        state = KeyedState(time=jnp.int32(0), episode=jnp.int32(0), key=jax.random.fold_in(key, 1))
+        state = KeyedState(
+            time=jnp.int32(0),
+            episode=jnp.int32(0),
+            key=jax.random.fold_in(key, 1),
+        )
         return self.get_obs(state), state
 
     def step_env(self, key, state, action, params):
@@ -487,7 +507,12 @@ class Poison(Toy):
 class Pixels(Toy):
     """Observes a small image of bytes."""
 
-    observations = Box(low=0, high=255, shape=(5, 6, 2), dtype=jnp.uint8)
+    observations = Box(
+        low=0,
+        high=255,
+        shape=(5, 6, 2),
+        dtype=jnp.uint8,
+    )
 
     def get_obs(self, state, params=None, key=None):
         return jnp.full((5, 6, 2), 10 * state.time, jnp.uint8)
@@ -585,7 +610,11 @@ TINY = {
     "eval_interval": 128,
     "hidden_sizes": (8,),
 }
-TINY_SAC = {"total_timesteps": 64, "learning_starts": 16, "hidden_sizes": (64, 64)}
+TINY_SAC = {
+    "total_timesteps": 64,
+    "learning_starts": 16,
+    "hidden_sizes": (64, 64),
+}
 TRAINED = {
     "normalised": small_args(normalize_obs=True, num_seeds=2, **TINY),
     "box": small_args(env="helpers:Pusher", **TINY),

@@ -35,7 +35,12 @@ class Toy(gymnasium.Env):
     """
 
     action_space = spaces.Discrete(3)
-    observation_space = spaces.Box(low=-np.inf, high=np.inf, shape=(2,), dtype=np.float32)
+    observation_space = spaces.Box(
+        low=-np.inf,
+        high=np.inf,
+        shape=(2,),
+        dtype=np.float32,
+    )
 
     def __init__(self, limit=7, terminates=False, sleep=0.0, once="", simulator="", **trouble: int):
         self.limit = limit
@@ -132,7 +137,12 @@ class BoxToy(Toy):
     that does not fit.
     """
 
-    action_space = spaces.Box(low=-2.0, high=1.0, shape=(2, 2), dtype=np.float64)
+    action_space = spaces.Box(
+        low=-2.0,
+        high=1.0,
+        shape=(2, 2),
+        dtype=np.float64,
+    )
 
     def step(self, action):
         obs, _, *rest = super().step(0)
@@ -156,7 +166,12 @@ class MultiToy(Toy):
 class ImageToy(Toy):
     """Bytes as images."""
 
-    observation_space = spaces.Box(low=0, high=255, shape=(12, 12, 3), dtype=np.uint8)
+    observation_space = spaces.Box(
+        low=0,
+        high=255,
+        shape=(12, 12, 3),
+        dtype=np.uint8,
+    )
 
     def _observe(self):
         return np.full((12, 12, 3), self.time, np.uint8)
@@ -186,7 +201,11 @@ class DictToy(Toy):
         frames[1] = 9
         mask = np.array([self.time % 2, 1 - self.time % 2, self.time % 3 == 0], np.int8)
         mask *= not (self.time and self._happens("no_action_at"))
-        return {"numbers": (numbers, self.time % 7), "frames": frames, "action_mask": mask}
+        return {
+            "numbers": (numbers, self.time % 7),
+            "frames": frames,
+            "action_mask": mask,
+        }
 
 
 class HybridToy(Toy):
@@ -264,7 +283,9 @@ class TellingGoalToy(Toy):
 
     def _observe(self):
         return collections.OrderedDict(
-            other=3, desired=-super()._observe(), achieved=super()._observe()
+            other=3,
+            desired=-super()._observe(),
+            achieved=super()._observe(),
         )
 
 
@@ -369,7 +390,12 @@ class ReusingToys(gymnasium.vector.VectorEnv):
     """
 
     metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}
-    single_observation_space = spaces.Box(low=-np.inf, high=np.inf, shape=(1,), dtype=np.float32)
+    single_observation_space = spaces.Box(
+        low=-np.inf,
+        high=np.inf,
+        shape=(1,),
+        dtype=np.float32,
+    )
     single_action_space = spaces.Discrete(2)
 
     def __init__(self, num_envs, **_):

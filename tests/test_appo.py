@@ -79,7 +79,17 @@ def test_golden_vtrace(rho, c, target, advantage):
     value = np.array([0.2, 0.4, -0.1, 0.8, 0.3])
     next_value = np.array([0.4, -0.1, 0.8, 0.3, 0.6])
     ends = np.arange(5) == 2, np.zeros(5, bool)
-    found, unweighted = appo.vtrace(log_rho, reward, value, next_value, *ends, 0.99, 1.0, rho, c)
+    found, unweighted = appo.vtrace(
+        log_rho,
+        reward,
+        value,
+        next_value,
+        *ends,
+        0.99,
+        1.0,
+        rho,
+        c,
+    )
     np.testing.assert_allclose(found, target, atol=1e-6)
     np.testing.assert_allclose(unweighted * np.minimum(np.exp(log_rho), rho), advantage, atol=1e-6)
 
@@ -100,7 +110,16 @@ def test_vtrace_is_the_double_sum_of_the_paper():
     next_value = np.where(done, final, np.concatenate([value[1:], final[-1:]]))
     bootstrap = np.where(terminated, 0, next_value)
     target, advantage = appo.vtrace(
-        log_rho, reward, value, next_value, terminated, truncated, 0.9, 0.8, 1.3, 0.7
+        log_rho,
+        reward,
+        value,
+        next_value,
+        terminated,
+        truncated,
+        0.9,
+        0.8,
+        1.3,
+        0.7,
     )
     delta = np.minimum(rho, 1.3) * (reward + 0.9 * bootstrap - value)
     decay = 0.9 * 0.8 * np.minimum(rho, 0.7) * ~done
@@ -230,7 +249,9 @@ def test_both_kinds_of_reset_teach_the_same(flags):
     truncated[2, :4] = True
     terminated[2, 4:] = True
     within = within._replace(
-        valid=np.ones((6, 8), bool), truncated=truncated, terminated=terminated
+        valid=np.ones((6, 8), bool),
+        truncated=truncated,
+        terminated=terminated,
     )
     over = (truncated | terminated)[..., None]
     within = within._replace(final_obs=np.where(over, within.final_obs, within.obs[1:]))
@@ -238,7 +259,11 @@ def test_both_kinds_of_reset_teach_the_same(flags):
         lambda x: np.insert(x, 3, 0, axis=0), within._replace(final_obs=None, first=(), memory=())
     )
     obs = np.insert(within.obs, 3, within.final_obs[2], axis=0)
-    apart = apart._replace(obs=obs, first=within.first, memory=within.memory)
+    apart = apart._replace(
+        obs=obs,
+        first=within.first,
+        memory=within.memory,
+    )
     assert not apart.valid[3].any()
     assert (
         relative_difference(lab.update(within, updates=2)[0], lab.update(apart, updates=2)[0])
@@ -278,10 +303,23 @@ def test_x7_learners_see_the_probabilities_of_actors_over_many_rollouts(env, lim
     """Episodes of five steps and less end at every position of a rollout; `envpool` resets in a
     step of its own.
     """
-    lab = Lab(env=env, env_params=json.dumps({limit: 5}), num_steps=7, envs_per_actor=3, **flags)
+    lab = Lab(
+        env=env,
+        env_params=json.dumps({limit: 5}),
+        num_steps=7,
+        envs_per_actor=3,
+        **flags,
+    )
     params = lab.driver.publish(lab.learner, lab.run)
     act = jax.jit(lab.driver.act_on_host)
-    actor = Actor(0, None, lab.args, act, lab.driver.memory(3), version=0)
+    actor = Actor(
+        0,
+        None,
+        lab.args,
+        act,
+        lab.driver.memory(3),
+        version=0,
+    )
     actor.start()
     network = appo.Network(lab.args, lab.spec.observation_space, lab.spec.action_space)
     for _ in range(5):
@@ -359,7 +397,13 @@ def test_lag_is_exactly_one_in_lockstep(lockstep):
 @pytest.mark.slow
 def test_numbers_in_infos_are_logged(tmp_path):
     """Sixteen steps of episodes of seven, in each of sixteen environments of two actors."""
-    logged = {"time": 59 / 16, "time_sum": 16 * 59, "time_max": 7, "time_min": 1, "time_last": 2}
+    logged = {
+        "time": 59 / 16,
+        "time_sum": 16 * 59,
+        "time_max": 7,
+        "time_min": 1,
+        "time_last": 2,
+    }
     logged |= {"end": 70, "end_last": 70, "even_sum": 16 * 7}
     train(
         tmp_path / "run",
@@ -378,7 +422,11 @@ def test_learners_on_other_devices_learn_the_same(lockstep, tmp_path, monkeypatc
     flags = PASSES | {"actor_threads": 1}
     updates = compiled_updates(monkeypatch)
     split = train(
-        tmp_path / "split", lockstep=True, actor_devices="0,3", learner_devices="1,2", **flags
+        tmp_path / "split",
+        lockstep=True,
+        actor_devices="0,3",
+        learner_devices="1,2",
+        **flags,
     )
     assert relative_difference(split.params, lockstep[0].params) < 1e-5
     assert replicas_are_identical(states[-1])
@@ -392,7 +440,11 @@ def test_learners_on_other_devices_learn_the_same(lockstep, tmp_path, monkeypatc
 def test_one_compilation_and_no_growing_memory(tmp_path, monkeypatch):
     jax.random.key(0)  # compiles once in a process, whoever asks first
     with Watch(monkeypatch) as watch:
-        train(tmp_path / "run", total_timesteps=40 * 128, log_interval=128)
+        train(
+            tmp_path / "run",
+            total_timesteps=40 * 128,
+            log_interval=128,
+        )
     names = sorted(name for name, chunks in watch.compiled)
     # `init`, `update`; playing, acting
     assert names == ["jit(_fun)", "jit(_fun)", "jit(act)", "jit(act_on_host)"]
@@ -407,9 +459,11 @@ def test_resume_continues_with_the_same_learner(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         states = states_of(patch, "start")
         rest = appo.train(appo.Args.from_run(folder, env=TOY, quiet=True))
-    assert part.status == "stopped" and states[0].run.updates == 4
+    assert part.status == "stopped"
+    assert states[0].run.updates == 4
     assert same_bits(part.params, states[0].learner.params)
-    assert float(states[0].learner.obs_stats.count[0]) == 512 and rest.env_steps == 1280
+    assert float(states[0].learner.obs_stats.count[0]) == 512
+    assert rest.env_steps == 1280
     last = rows(folder)[-1]
     assert (last["updates"], last["rollouts/trained"]) == (10, 12)
 
@@ -486,7 +540,11 @@ def test_observations_with_parts_and_a_mask(tmp_path):
     assert result.evaluation["eval/return_min"][0] >= 0
     numbers = (np.ones((2, 2)), [3, 4])
     frames = np.ones((2, 12, 12, 2), int)
-    obs = {"numbers": numbers, "frames": frames, "action_mask": np.eye(3)[:2] > 0}
+    obs = {
+        "numbers": numbers,
+        "frames": frames,
+        "action_mask": np.eye(3)[:2] > 0,
+    }
     assert load_policy(result.run_dir)(obs).tolist() == [0, 1]
 
 

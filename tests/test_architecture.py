@@ -156,10 +156,8 @@ def test_an_algorithm_is_a_page(path):
     text = path.read_text()
     names = list(imported(path))
     lines = text.splitlines()
-    assert (
-        len({name for _, name in names}) <= NAMES
-        and len({module for module, _ in names}) <= SOURCES
-    )
+    assert len({name for _, name in names}) <= NAMES
+    assert len({module for module, _ in names}) <= SOURCES
     loss = next(
         number
         for number, line in enumerate(lines)

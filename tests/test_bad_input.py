@@ -262,7 +262,8 @@ def test_bad_input_is_refused(command, flags, wanted, places):
     assert "--resume" not in words or "bad_envs" not in sys.modules, (
         "a run does not decide which code is imported"
     )
-    assert fingerprint(places) == before and (places / "foreign" / "checkpoints" / "64").exists()
+    assert fingerprint(places) == before
+    assert (places / "foreign" / "checkpoints" / "64").exists()
 
 
 MAY_BE_NEGATIVE = {"stop_at_return", "target_entropy_scale", "v_min", "v_max", "log_std_min"}
@@ -325,7 +326,13 @@ def test_every_number_and_choice_refuses_what_it_cannot_be(name):
         if get_origin(kinds[flag]) is Literal:
             bad[flag] = ["x", math.nan]
         elif kinds[flag] not in (str, bool) and get_origin(kinds[flag]) is not tuple:
-            bad[flag] = ["x", True, math.nan, math.inf, *bad.get(flag, [])]
+            bad[flag] = [
+                "x",
+                True,
+                math.nan,
+                math.inf,
+                *bad.get(flag, []),
+            ]
             bad[flag] += [] if flag in MAY_BE_NEGATIVE else [-2] if flag in MAY_BE_0 else [-2, 0]
     assert len(bad) > 30
     for flag, value in [(flag, value) for flag, values in bad.items() for value in values]:
@@ -354,7 +361,8 @@ class Fork(ppo.Args):
 def test_forks_may_have_flags_of_other_kinds_which_are_checked():
     args = parse(Fork, ["--scales", "1", "2.5", "--order", "2", "--limit", "1e3"])
     assert args == Fork(scales=[1.0, 2.5], order=2, limit=1000)
-    assert type(args.scales[0]) is float and type(args.limit) is int
+    assert type(args.scales[0]) is float
+    assert type(args.limit) is int
     for bad in ("--scales 1 much", "--order 3", "--limit 1.5"):
         assert bad.split()[0] in refusal(ppo.train, Fork, bad.split())
 
@@ -398,7 +406,12 @@ def test_a_run_may_be_of_a_file_that_takes_its_flags_from_another(places, monkey
     check_words(refused("ppo", words), "mine, ppo_pmap")
     with pytest.raises(UsageError, match="mine"):
         ppo.train(ppo.Args.from_run(places / "run"))
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", "mine.py", raising=False)
+    monkeypatch.setattr(
+        sys.modules["__main__"],
+        "__file__",
+        "mine.py",
+        raising=False,
+    )
     assert parse(ppo.Args, words).hidden_sizes == (4,)
 
 

@@ -65,20 +65,30 @@ def test_a_job_goes_on_where_it_was_cut_short_and_is_not_run_again(tmp_path, cap
         0,
         2,
     )
-    assert (
-        record["mean_by_step"].keys() == {str(8 * STEPS)}
-        and record["final"][0] != record["final"][1]
-    )
+    assert record["mean_by_step"].keys() == {str(8 * STEPS)}
+    assert record["final"][0] != record["final"][1]
 
 
 @pytest.mark.slow
 def test_learning_writes_what_came_of_all_seeds(tmp_path, monkeypatch):
     names = "ppo_pmap (wide)", "CartPole-v1 (64 of them)"
-    goal = Goal("classic", *names, 4096, 475, None, {"num_envs": 64, "num_steps": 32})
+    goal = Goal(
+        "classic",
+        *names,
+        4096,
+        475,
+        None,
+        {"num_envs": 64, "num_steps": 32},
+    )
     for module in (learning, report):
         monkeypatch.setattr(module, "goals", lambda: [*goals(), goal])
     folders = {"folder": str(tmp_path / "runs"), "results": str(tmp_path / "results")}
-    args = learning.Args(envs=(names[1],), algos=(names[0],), seeds=2, **folders)
+    args = learning.Args(
+        envs=(names[1],),
+        algos=(names[0],),
+        seeds=2,
+        **folders,
+    )
     learning.learn(args)
     (path,) = (tmp_path / "results").glob("*/ppo_pmap-wide/CartPole-v1-64-of-them.json")
     record = json.loads(path.read_text())
@@ -91,7 +101,8 @@ def test_learning_writes_what_came_of_all_seeds(tmp_path, monkeypatch):
         [100, 101],
         475,
     )
-    assert len(record["env_steps_to_threshold"]) == 2 and record["flags"]["num_envs"] == 64
+    assert len(record["env_steps_to_threshold"]) == 2
+    assert record["flags"]["num_envs"] == 64
     assert {"jax", "python"} <= record["versions"].keys()
     learning.learn(args)
     assert json.loads(path.read_text()) == record
@@ -177,10 +188,8 @@ def test_a_machine_that_only_adds_an_algorithm_has_no_chapter(results):
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(record("dqn_pmap", "Acrobot-v1", [[-200.0] * 8, [-90.0] * 8], -100)))
     text = report.page_of(results)
-    assert (
-        "(../benchmarks/results/gpu-1/dqn_pmap/Acrobot-v1.json) | dqn_pmap | -90 |" in text
-        and ", gpu-1" not in text
-    )
+    assert "(../benchmarks/results/gpu-1/dqn_pmap/Acrobot-v1.json) | dqn_pmap | -90 |" in text
+    assert ", gpu-1" not in text
     path.with_name("CartPole-v1.json").write_text(
         json.dumps(record("dqn_pmap", "CartPole-v1", [[1.0] * 8], 4))
     )
@@ -304,7 +313,12 @@ def test_a_damaged_result_is_named(results):
     one = json.loads(path.read_text())
     ragged = [*one["returns"][:-1], one["returns"][-1][1:]]
     lacking = {"optimum": {"evaluated": 1.0}}
-    for damage in ({"returns": ragged}, {"threshold": None}, {"steps_per_second": []}, lacking):
+    for damage in (
+        {"returns": ragged},
+        {"threshold": None},
+        {"steps_per_second": []},
+        lacking,
+    ):
         path.write_text(json.dumps(one | damage))
         with pytest.raises(UsageError, match=r"CartPole-v1.json .* damaged \(\w+\)"):
             report.page_of(results)
@@ -351,7 +365,10 @@ def test_the_search_finds_the_best_candidate_and_gives_more_steps_to_fewer(
     searched, tmp_path, capsys
 ):
     args = tune.Args(
-        env=("CartPole-v1",), candidates=27, total_timesteps=90_000, folder=str(tmp_path / "tune")
+        env=("CartPole-v1",),
+        candidates=27,
+        total_timesteps=90_000,
+        folder=str(tmp_path / "tune"),
     )
     tune.tune(args)
     sizes = [(one.args.total_timesteps, one.args.num_seeds, one.args.seed) for one in searched]
@@ -371,8 +388,14 @@ def test_the_search_finds_the_best_candidate_and_gives_more_steps_to_fewer(
 def test_every_space_has_candidates_that_differ(space):
     algorithm = space.split("-")[0]
     env = "envpool:Pendulum-v1" if algorithm == "appo_pmap" else "Pendulum-v1"
-    args = tune.Args(env=(env,), algo=algorithm, space=space, candidates=20)
-    assert (candidates := tune.draw(args)) == tune.draw(args) and candidates[0] == {}
+    args = tune.Args(
+        env=(env,),
+        algo=algorithm,
+        space=space,
+        candidates=20,
+    )
+    assert (candidates := tune.draw(args)) == tune.draw(args)
+    assert candidates[0] == {}
     assert len({json.dumps(flags) for flags in candidates}) == 20
 
 

@@ -114,7 +114,8 @@ def test_a_run_prints_its_progress_and_the_command_that_continues_it(finished):
     words = shlex.split(lines[-1][lines[-1].index("python ") :])
     assert (words[0], Path(words[1])) == ("python", SCRIPT)
     args = parse(Args, [word if word != "some runs/first" else str(run_dir) for word in words[2:]])
-    assert Path(args.resume) == run_dir and args.total_timesteps > TOTAL
+    assert Path(args.resume) == run_dir
+    assert args.total_timesteps > TOTAL
 
 
 def test_the_run_directory_is_complete(finished):
@@ -236,7 +237,8 @@ def test_a_resume_names_what_the_file_no_longer_knows(copy, capsys):
     (copy / "config.json").write_text(json.dumps(config))
     assert in_process("--resume", copy) == 0
     printed = capsys.readouterr().out
-    assert "--kl-coef" in printed and "algos/ppo_pmap.py" in printed
+    assert "--kl-coef" in printed
+    assert "algos/ppo_pmap.py" in printed
     assert "earlier_scripts" not in read_config(copy), "nothing was trained with the file of now"
     assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--quiet") == 0
     assert read_config(copy)["earlier_scripts"] == ["of another file"]
@@ -285,7 +287,11 @@ def test_one_process_at_a_time_works_in_a_run_directory(copy, capsys):
     one.
     """
     holder = Popen(
-        [sys.executable, "-c", HOLDER, str(copy)], cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True
+        [sys.executable, "-c", HOLDER, str(copy)],
+        cwd=ROOT,
+        stdin=PIPE,
+        stdout=PIPE,
+        text=True,
     )
     try:
         assert holder.stdout.readline() == "here\n"
@@ -299,7 +305,8 @@ def test_one_process_at_a_time_works_in_a_run_directory(copy, capsys):
         holder.communicate()
     assert (copy / LOCK).exists(), "or this does not show that a stale one is taken over"
     assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--quiet") == 0
-    assert read_result(copy)["env_steps"] == 2 * TOTAL and not (copy / LOCK).exists()
+    assert read_result(copy)["env_steps"] == 2 * TOTAL
+    assert not (copy / LOCK).exists()
 
 
 def test_a_process_that_waited_for_the_lock_holds_the_one_that_others_see(tmp_path, monkeypatch):
@@ -347,7 +354,8 @@ def test_a_run_that_has_trained_everything_has_finished_and_goes_on_with_a_large
     if status != "finished":
         (copy / "result.json").write_text(json.dumps(before | {"status": status}))
         (copy / "DONE").unlink()
-    assert in_process("--resume", copy) == 0 and (copy / "DONE").exists()
+    assert in_process("--resume", copy) == 0
+    assert (copy / "DONE").exists()
     after = read_result(copy)
     kept = "state_sha256", "env_steps", "eval/return_mean"
     assert after["status"] == "finished"
@@ -422,7 +430,8 @@ def test_init_from_takes_the_parameters_and_starts_at_step_0(tmp_path):
     own = trained("own", "--seed", 5)
     result = trained("new", "--seed", 5, "--init-from", tmp_path / "source")
     assert result.env_steps == read_rows(result.run_dir)[0]["env_steps"] == STEPS
-    assert same(result, source) and not same(own, source)
+    assert same(result, source)
+    assert not same(own, source)
 
 
 def test_numbers_may_be_written_in_every_usual_form():
@@ -451,11 +460,17 @@ def test_a_run_does_not_mind_that_nobody_reads_its_output(end, tmp_path):
     }
     env = environment(XDG_CACHE_HOME=str(tmp_path / "home")) | keep
     done = run(
-        ["sh", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        ["sh", "-c", line],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stderr, len([*tmp_path.glob("runs/CartPole-v1__*/DONE")])) == (
         0,
         "",
         1,
     )
-    assert any((tmp_path / "told").glob("*-cache")) and not (tmp_path / "home" / "pmaprl").exists()
+    assert any((tmp_path / "told").glob("*-cache"))
+    assert not (tmp_path / "home" / "pmaprl").exists()

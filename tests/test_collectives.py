@@ -73,7 +73,11 @@ def in_a_loop(x):
 
 def in_a_branch(x):
     index = jax.lax.pmin(jnp.int32(x.size), AXIS) - 7
-    branches = [lambda x: x, lambda x: jax.lax.psum(x, AXIS), lambda x: x + jax.lax.pmax(x, AXIS)]
+    branches = [
+        lambda x: x,
+        lambda x: jax.lax.psum(x, AXIS),
+        lambda x: x + jax.lax.pmax(x, AXIS),
+    ]
     return jax.lax.switch(index, branches, x), jax.lax.psum(2 * x, AXIS)
 
 
@@ -162,7 +166,13 @@ def test_a_run_on_cpu_devices_ends(name, num_devices, tmp_path):
     script = ROOT / "algos" / f"{algorithm}_pmap.py"
     words = f"{words} --num-devices {num_devices} --eval-episodes 4 --quiet --run-dir".split()
     try:
-        process = run_python(script, *words, tmp_path / "run", timeout=400, XLA_FLAGS="")
+        process = run_python(
+            script,
+            *words,
+            tmp_path / "run",
+            timeout=400,
+            XLA_FLAGS="",
+        )
     except TimeoutExpired:
         pytest.fail(
             f"{name} on {num_devices} devices did not end: do its devices wait for each other?"

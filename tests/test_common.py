@@ -91,7 +91,11 @@ def test_episode_statistics_equal_numpy(devices):
     @jax.jit
     def count(tracker, recent, steps):
         steps = jax.tree.map(lambda x: x.reshape(T, devices, -1), steps)
-        count = jax.vmap(count_episodes, in_axes=(0, None, 1), axis_name=AXIS)
+        count = jax.vmap(
+            count_episodes,
+            in_axes=(0, None, 1),
+            axis_name=AXIS,
+        )
         return count(tracker, recent, steps)
 
     tracker = jax.tree.map(lambda *x: jnp.concatenate(x), new_tracker(1, True), new_tracker(N - 1))
@@ -134,11 +138,15 @@ def test_episode_statistics_equal_numpy(devices):
         fresh = whole[before:]
         assert (recent.count, new.count["episode/return"]) == (len(window), len(fresh))
         if not len(whole):
-            assert np.isnan(metrics["episode/return_last100"]) and np.isnan(
-                metrics["episode/return"]
-            )
+            assert np.isnan(metrics["episode/return_last100"])
+            assert np.isnan(metrics["episode/return"])
             continue
-        np.testing.assert_allclose(recent.ret[: len(window)], window[::-1, 0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            recent.ret[: len(window)],
+            window[::-1, 0],
+            rtol=1e-4,
+            atol=1e-5,
+        )
         expected = {
             f"{name}_last100": x
             for name, x in zip(("return", "length"), window.mean(axis=0), strict=True)
@@ -149,7 +157,11 @@ def test_episode_statistics_equal_numpy(devices):
             )
         for name, number in expected.items():
             np.testing.assert_allclose(
-                metrics[f"episode/{name}"], number, rtol=1e-4, atol=1e-5, err_msg=name
+                metrics[f"episode/{name}"],
+                number,
+                rtol=1e-4,
+                atol=1e-5,
+                err_msg=name,
             )
     assert len(whole) > 2 * WINDOW
 
@@ -281,7 +293,8 @@ def test_several_calls_of_a_row_are_put_together_as_one_call_would_do_it():
             after, packed = repeated(after, jnp.int32(size))
             parts.append(packed.fetch(size))
         together = functools.reduce(lambda older, newer: older.followed_by(newer), parts)
-        assert together.updates == whole.updates and together.metrics.keys() == whole.metrics.keys()
+        assert together.updates == whole.updates
+        assert together.metrics.keys() == whole.metrics.keys()
         for wanted, found in zip(whole[:3], together[:3], strict=True):
             jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), wanted, found)
 
@@ -364,7 +377,12 @@ def saved(directory, steps, evaluations=None, **policy) -> Checkpoints:
 def test_sha256_sees_every_name_type_shape_and_bit():
     a = np.arange(4, dtype=np.int32)
     b = np.ones(2, np.float32)
-    variants = [{"a": a, "b": b}, {"a": a, "c": b}, {"a": a}, {"a": a.astype(np.uint32), "b": b}]
+    variants = [
+        {"a": a, "b": b},
+        {"a": a, "c": b},
+        {"a": a},
+        {"a": a.astype(np.uint32), "b": b},
+    ]
     variants += [{"a": a.reshape(2, 2), "b": b}, {"a": a, "b": np.nextafter(b, np.float32(2))}]
     assert len({sha256(variant) for variant in variants}) == len(variants)
     assert sha256({"b": b, "a": a}) == sha256(variants[0])
@@ -408,8 +426,15 @@ def test_a_checkpoint_that_loads_but_is_not_what_was_saved_is_skipped(tmp_path, 
 
 def test_keeping_the_best_checkpoint(tmp_path):
     evaluations = [1.0, 9.0, None, 3.0, 2.0]
-    checkpoints = saved(tmp_path / "best", range(1, 6), evaluations, keep=1, keep_best=True)
-    assert checkpoints.steps() == [2, 5] and checkpoints.best() == (2, [8.0, 10.0])
+    checkpoints = saved(
+        tmp_path / "best",
+        range(1, 6),
+        evaluations,
+        keep=1,
+        keep_best=True,
+    )
+    assert checkpoints.steps() == [2, 5]
+    assert checkpoints.best() == (2, [8.0, 10.0])
     assert Checkpoints(tmp_path / "best", keep=1, keep_best=True).best() == checkpoints.best()
     assert saved(tmp_path / "newest", range(1, 6), evaluations, keep=1).steps() == [5]
     added = saved(tmp_path / "added", [1], keep=2, keep_best=True)
@@ -427,7 +452,8 @@ def test_a_step_saved_again_at_once(tmp_path):
     checkpoints.save(10, big, [1.0])
     checkpoints.save(10, big, [2.0])
     checkpoints.wait()
-    assert checkpoints.load(big)[0] == 10 and checkpoints.best() == (10, [2.0])
+    assert checkpoints.load(big)[0] == 10
+    assert checkpoints.best() == (10, [2.0])
 
 
 def test_the_evaluation_of_a_checkpoint_that_is_being_deleted_is_left_out(tmp_path):
@@ -448,10 +474,19 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
 
 
 def test_devices_divide_the_environments_and_pay_off():
-    for request in ((4, 16, 4), (8, 16, 2), (1, 3, 3), (8, 8, 1)):
+    for request in (
+        (4, 16, 4),
+        (8, 16, 2),
+        (1, 3, 3),
+        (8, 8, 1),
+    ):
         assert len(choose_devices(*request)) == request[0]
     assert len(choose_devices(0, 4, envs_per_cpu_device=8)) == 1  # too few for a second one
-    for request in ((3, 16), (8, 16, 4), (16, 32)):  # JAX has eight
+    for request in (
+        (3, 16),
+        (8, 16, 4),
+        (16, 32),
+    ):  # JAX has eight
         with pytest.raises(UsageError, match=f"--num-devices {request[0]}"):
             choose_devices(*request)
     assert choose_roles((1,), (0, 2)) == ([jax.devices()[1]], [jax.devices()[0], jax.devices()[2]])
@@ -490,7 +525,11 @@ def test_a_step_draws_nothing_that_the_reset_has_drawn():
     reset_key, *others = episode_keys(jax.random.key(0))
     drawn = jax.vmap(lambda key: jax.random.split(key, 8))(jax.random.split(reset_key, 8))
     of_steps = [jax.random.fold_in(key, step) for key in others for step in range(8)]
-    drawn = [reset_key, *jax.random.split(reset_key, 8), *drawn.ravel()]
+    drawn = [
+        reset_key,
+        *jax.random.split(reset_key, 8),
+        *drawn.ravel(),
+    ]
     assert not {str(jax.random.key_data(key)) for key in drawn} & {
         str(jax.random.key_data(key)) for key in of_steps
     }
@@ -529,7 +568,12 @@ def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
     beside = Beside()
     stops = []
     warnings = []
-    run = SimpleNamespace(args=small_args(), clock=Clock(), is_game=False, total=1_000)
+    run = SimpleNamespace(
+        args=small_args(),
+        clock=Clock(),
+        is_game=False,
+        total=1_000,
+    )
     run.console = SimpleNamespace(warn=warnings.append, say=lambda text: None)
     run.saver = Saver(None, small_args(), InitialState())
     run.recorder = SimpleNamespace(add_evaluation=lambda step, metrics, moment: None)
@@ -544,12 +588,15 @@ def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
     evaluations.begin(MOST_PENDING + 1, None)
     assert (len(beside.begun), beside.played, len(warnings)) == (MOST_PENDING, [], 1)
     evaluations.begin(MOST_PENDING + 2, None)
-    assert len(beside.begun) == MOST_PENDING + 1 and beside.played == [1]
+    assert len(beside.begun) == MOST_PENDING + 1
+    assert beside.played == [1]
     stops += [lambda: False] * 4 + [lambda: True] * 9
     evaluations.finish()
     left = len(beside.begun) - len(beside.played)
     evaluations.stop()
-    assert len(beside.played) > 1 and f"{left} due" in warnings[-1] and len(warnings) == 2
+    assert len(beside.played) > 1
+    assert f"{left} due" in warnings[-1]
+    assert len(warnings) == 2
 
 
 @pytest.mark.parametrize(
@@ -603,7 +650,11 @@ def test_each_image_has_its_own_features_and_none_has_none(encoder):
     """
     images = jax.random.normal(jax.random.key(0), (2, 3, 10, 10, 4))
     torso = Torso(
-        Box(np.zeros((10, 10, 4)), np.ones((10, 10, 4)), (10, 10, 4)), (5, 6), "relu", None, encoder
+        Box(np.zeros((10, 10, 4)), np.ones((10, 10, 4)), (10, 10, 4)),
+        (5, 6),
+        "relu",
+        None,
+        encoder,
     )
     params = jax.jit(torso.init)(jax.random.key(0), images)
 
@@ -622,9 +673,19 @@ def test_each_image_has_its_own_features_and_none_has_none(encoder):
 
 VECTOR = Box(np.zeros(3), np.ones(3), (3,))
 FLAGS = SimpleNamespace(
-    hidden_sizes=(5, 6), activation="tanh", dtype=None, layer_norm=True, gamma=0.9, rnn="gru"
+    hidden_sizes=(5, 6),
+    activation="tanh",
+    dtype=None,
+    layer_norm=True,
+    gamma=0.9,
+    rnn="gru",
 )
-OVERRIDES = {"hidden_sizes": (32,), "activation": "relu", "layer_norm": False, "name": "own"}
+OVERRIDES = {
+    "hidden_sizes": (32,),
+    "activation": "relu",
+    "layer_norm": False,
+    "name": "own",
+}
 
 
 @pytest.mark.parametrize("kind", [Torso, RecurrentTorso])

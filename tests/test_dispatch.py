@@ -98,7 +98,13 @@ class Device:
             self.dispatched += 1
             self.changed.notify_all()
         self.left -= int(updates)
-        future = self.queue.submit(self.run, self.dispatched, self.left == 0, state, updates)
+        future = self.queue.submit(
+            self.run,
+            self.dispatched,
+            self.left == 0,
+            state,
+            updates,
+        )
         return Later(future, 0), Later(future, 1)
 
     def run(self, number: int, is_last: bool, state: Any, updates: Any) -> Any:
@@ -124,7 +130,11 @@ def made(x: Any) -> Any:
 
 def test_the_next_updates_are_dispatched_before_those_under_way_are_done(tmp_path, monkeypatch):
     """Across rows, evaluations and checkpoints, of which nothing changes."""
-    flags = {"log_interval": UPDATE, "eval_interval": 3 * UPDATE, "checkpoint_interval": 2 * UPDATE}
+    flags = {
+        "log_interval": UPDATE,
+        "eval_interval": 3 * UPDATE,
+        "checkpoint_interval": 2 * UPDATE,
+    }
     flags |= {"keep_checkpoints": 0, "keep_best": True}
     plain = start(tmp_path / "plain", **flags)
     device = Device(monkeypatch, num_updates=12)
@@ -158,7 +168,13 @@ def test_a_long_row_is_dispatched_in_several_calls_and_is_the_same_row(tmp_path,
     for wanted, found in together:
         assert found.keys() == wanted.keys()
         for name, x in wanted.items():
-            np.testing.assert_allclose(found[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(
+                found[name],
+                x,
+                rtol=1e-4,
+                atol=1e-6,
+                err_msg=name,
+            )
 
 
 def test_a_run_can_end_within_a_long_row(tmp_path, monkeypatch):

@@ -108,7 +108,8 @@ def test_runs_go_on_with_as_many_processes_to_the_bit_and_with_one(tmp_path):
             file.write_bytes(b"damaged")
         (tmp_path / name / "DONE").unlink()
     first, second = run_both("--resume", tmp_path / "again", "--quiet")
-    assert f"checkpoint {whole} " in first and "warning" not in second  # the first alone speaks
+    assert f"checkpoint {whole} " in first
+    assert "warning" not in second  # the first alone speaks
     again, two = (read_result(tmp_path / name) for name in ("again", "two"))
     assert again["state_sha256"] == two["state_sha256"]
     assert not in_process("--resume", tmp_path / "one by one", "--num-devices", 1, "--quiet")
@@ -127,7 +128,8 @@ def test_a_signal_or_a_kill_at_one_process_ends_both(tmp_path):
     second.send_signal(signal.SIGTERM)
     codes, said = ends([first, second])
     stopped = read_result(whole)
-    assert codes == [143, 143] and stopped["status"] == "interrupted"
+    assert codes == [143, 143]
+    assert stopped["status"] == "interrupted"
     assert checkpoint_steps(whole)[-1] == stopped["env_steps"]
     assert "step " not in said[1]  # the first alone speaks
     shutil.copytree(whole, disturbed)
@@ -136,7 +138,9 @@ def test_a_signal_or_a_kill_at_one_process_ends_both(tmp_path):
     for victim in (1, 0):
         processes = start_both("--resume", disturbed)
         wait_for_checkpoint(
-            disturbed, after=checkpoint_steps(disturbed)[-1], unfinished=victim == 1
+            disturbed,
+            after=checkpoint_steps(disturbed)[-1],
+            unfinished=victim == 1,
         )
         processes[victim].kill()
         codes, said = ends(processes)  # soon; without the first process JAX ends the others itself
@@ -192,14 +196,17 @@ def test_the_script_for_slurm_runs_a_job_in_slices_until_it_has_finished(tmp_pat
     slices = 0
     while not (tmp_path / "run" / "DONE").exists() and slices < 3:
         job = subprocess.run(
-            ["bash", tmp_path / "job.sh"], cwd=ROOT, env=env, capture_output=True, text=True
+            ["bash", tmp_path / "job.sh"],
+            cwd=ROOT,
+            env=env,
+            capture_output=True,
+            text=True,
         )
         assert job.returncode == 0, job.stdout + job.stderr
         slices += 1
     assert read_result(tmp_path / "run")["env_steps"] == 8 * STEPS
-    assert slices > 1 and (tmp_path / "queued").read_text() == f"requeue {os.getpid()}\n" * (
-        slices - 1
-    )
+    assert slices > 1
+    assert (tmp_path / "queued").read_text() == f"requeue {os.getpid()}\n" * (slices - 1)
 
 
 def test_x1_actors_of_two_processes_are_those_of_one_with_twice_the_devices(tmp_path):

@@ -47,7 +47,12 @@ def test_n_step_returns_end_with_the_episode_and_cross_the_ring_s_end():
             first=first,
         )
         replay = replay.add(jax.tree.map(jnp.asarray, new))
-    batch = replay.sample(jax.random.split(jax.random.key(0), 1), 300, 3, gamma)
+    batch = replay.sample(
+        jax.random.split(jax.random.key(0), 1),
+        300,
+        3,
+        gamma,
+    )
     starts = set()
     columns = (np.asarray(x).tolist() for x in batch if x is not None)
     for first, action, total, ended, reached, _, discount in zip(*columns, strict=True):
@@ -100,14 +105,22 @@ def loss_by_hand(args, output, later, choosing, legal, reward, discount):
     return sum(abs((i + 0.5) / count - (error < 0)) * huber(error) for i, error in pairs) / count
 
 
-LOSSES = [("none", {"double": False}), ("none", {"huber": True}), ("qr", {"num_atoms": 5})]
+LOSSES = [
+    ("none", {"double": False}),
+    ("none", {"huber": True}),
+    ("qr", {"num_atoms": 5}),
+]
 LOSSES += [("c51", {"num_atoms": 5, "v_min": -2.0, "v_max": 3.0})]
 
 
 @pytest.mark.parametrize(("distribution", "flags"), LOSSES, ids=str)
 def test_losses_are_those_of_the_papers(distribution, flags):
     args = small_dqn_args(
-        env="helpers:Fussy", distribution=distribution, **flags, dueling=True, hidden_sizes=(4,)
+        env="helpers:Fussy",
+        distribution=distribution,
+        **flags,
+        dueling=True,
+        hidden_sizes=(4,),
     )
     env = make_env("Fussy")
     rng = np.random.default_rng(1)
@@ -189,7 +202,13 @@ def test_learning_waits_until_every_group_of_rings_has_something_to_draw():
     state = jax.jit(jax.vmap(lab.driver.init, axis_name=AXIS))(jnp.zeros(1, int))
     obs = np.zeros((9, 4, 2), np.float32)
     taken = np.zeros((8, 4), np.int32)
-    whole = host_helpers.made_up(1, obs, valid=1.1, action=taken, extras=taken)
+    whole = host_helpers.made_up(
+        1,
+        obs,
+        valid=1.1,
+        action=taken,
+        extras=taken,
+    )
     short = whole._replace(valid=whole.valid & ((np.arange(4) != 1) | (np.arange(8)[:, None] < 2)))
     updates = []
     for rollout in (short, whole):
@@ -203,7 +222,12 @@ def test_the_share_of_returns_beyond_the_atoms_of_c51_is_measured_and_warned_of_
 ):
     atoms = jnp.array([[-3.0, 0.0, 2.0, 2.1], [-2.0, -1.0, 1.0, 2.0]])
     logits = jnp.log(jnp.array([[0.1, 0.2, 0.3, 0.4]] * 2))
-    returns = ValueDistribution(atoms=atoms, logits=logits, low=-2.0, high=2.0)
+    returns = ValueDistribution(
+        atoms=atoms,
+        logits=logits,
+        low=-2.0,
+        high=2.0,
+    )
     np.testing.assert_allclose(returns.outside(), [0.5, 0.0], rtol=1e-6)
     flags = {
         "distribution": "c51",
@@ -214,7 +238,8 @@ def test_the_share_of_returns_beyond_the_atoms_of_c51_is_measured_and_warned_of_
     }
     dqn.train(small_dqn_args(**flags, env="helpers:Toy", log_interval=64, run_dir=str(tmp_path)))
     shares = [row["q/outside"] for row in metric_rows(tmp_path) if row.get("q/outside") is not None]
-    assert len(shares) > 3 and min(shares) > 0.2
+    assert len(shares) > 3
+    assert min(shares) > 0.2
     assert capsys.readouterr().err.count("beyond --v-min -1 .. --v-max 2") == 1
 
 
@@ -230,7 +255,11 @@ def test_actors_explore_with_the_learner_s_epsilon_and_rollouts_are_not_continue
             learner.replace(epsilon=jnp.float32(epsilon)), run.replace(env_steps=jnp.int32(640))
         )
         action, *_ = driver.act_on_host(
-            published, (), jax.random.key_data(jax.random.key(1)), jnp.uint32(0), seen
+            published,
+            (),
+            jax.random.key_data(jax.random.key(1)),
+            jnp.uint32(0),
+            seen,
         )
         assert jnp.mean(action != best) == pytest.approx(epsilon * 2 / 3, abs=0.03)
     ends = np.arange(8)[:, None] == [2, 5, 7, 9]  # the last goes on

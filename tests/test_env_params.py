@@ -52,12 +52,11 @@ def test_every_episode_draws_its_own_numbers():
     gravity, force = (
         np.concatenate([x[name] for x in numbers]) for name in ("gravity", "force_mag")
     )
-    assert 5 <= gravity.min() < 5.1 and 14.9 < gravity.max() <= 15
-    assert (
-        1 <= force.min() < 1.1
-        and 90 < force.max() <= 100.01
-        and np.median(numbers[0]["force_mag"]) < 20
-    )
+    assert 5 <= gravity.min() < 5.1
+    assert 14.9 < gravity.max() <= 15
+    assert 1 <= force.min() < 1.1
+    assert 90 < force.max() <= 100.01
+    assert np.median(numbers[0]["force_mag"]) < 20
     assert env.max_steps == 7
 
 
@@ -73,7 +72,11 @@ def test_members_train_in_their_environments_and_are_evaluated_in_the_one_given(
         "seed": 1,
         "quiet": False,
     }
-    args = small_args(env="Pendulum-v1", run_dir=str(tmp_path), **flags)
+    args = small_args(
+        env="Pendulum-v1",
+        run_dir=str(tmp_path),
+        **flags,
+    )
     result = ppo.train(args)
     own = args.members.member_values[name]
     assert len(set(own)) > 1, "else the test shows nothing"
@@ -97,7 +100,8 @@ def test_members_train_in_their_environments_and_are_evaluated_in_the_one_given(
 
 def test_parameters_on_which_actions_depend_are_the_same_for_all():
     pendulum = make("Pendulum-v1")
-    assert "g" in pendulum.numbers and "max_torque" not in pendulum.numbers
+    assert "g" in pendulum.numbers
+    assert "max_torque" not in pendulum.numbers
     with pytest.raises(
         UsageError, match="has no parameter 'max_torque' that members or episodes can differ in"
     ):
@@ -131,20 +135,31 @@ def test_numbers_in_the_info_are_logged(tmp_path):
     """Sixteen steps of episodes of seven: over environments, devices and updates, of each seed by
     itself.
     """
-    flags = {"num_seeds": 2, "num_devices": 2, "hidden_sizes": (4,), "total_timesteps": 256}
+    flags = {
+        "num_seeds": 2,
+        "num_devices": 2,
+        "hidden_sizes": (4,),
+        "total_timesteps": 256,
+    }
     ppo.train(
         small_args(env="helpers:Chatty", run_dir=str(tmp_path), log_info=tuple(LOGGED), **flags)
     )
     (row,) = metric_rows(tmp_path)
     for name, value in LOGGED.items():
-        np.testing.assert_allclose(row[f"env/{name}"], [value, value], rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            row[f"env/{name}"],
+            [value, value],
+            rtol=1e-6,
+            err_msg=name,
+        )
     assert "env/all" not in row
 
 
 @pytest.mark.parametrize("name", ["Chatty", "ChattyReset"])
 def test_environments_tell_which_numbers_their_info_has(name):
     env = make_env(name)
-    assert {"time", "end", "end_last"} <= set(env.info_numbers) and "all" not in env.info_numbers
+    assert {"time", "end", "end_last"} <= set(env.info_numbers)
+    assert "all" not in env.info_numbers
     env.inner.log_info = ("end_last",)  # as the environment wants it
     run = run_env(small_args(log_info=("time_max",)), env)
     _, state = run.reset(jax.random.key(0))

@@ -90,7 +90,8 @@ def test_random_elements_are_inside_their_space():
     pairs = draw(spaces.MultiDiscrete((2, 3)))
     assert set(map(tuple, pairs)) == {(i, j) for i in range(2) for j in range(3)}
     box = draw(spaces.Box(np.float32([-1, -np.inf]), np.float32([0.5, np.inf]), (2,)))
-    assert -1 <= box[:, 0].min() < -0.9 and 0.4 < box[:, 0].max() <= 0.5
+    assert -1 <= box[:, 0].min() < -0.9
+    assert 0.4 < box[:, 0].max() <= 0.5
     assert 2 < np.abs(box[:, 1]).max() < 10
 
 
@@ -118,7 +119,8 @@ def test_encoding_of_observations():
 
 def test_choices_of_any_shape_are_a_vector_to_networks_and_keep_their_shape_elsewhere():
     space = spaces.convert(gymnasium.spaces.MultiDiscrete(np.array([[2], [3]])), "action space")
-    assert space.shape == (2, 1) and space.nvec == (2, 3)
+    assert space.shape == (2, 1)
+    assert space.nvec == (2, 3)
     assert spaces.sample(jax.random.key(0), space).shape == (2, 1)
     assert spaces.encode(jnp.array([[[1], [2]]]), space).tolist() == [[0, 1, 0, 0, 1]]
     assert encode_action(jnp.array([[1, 2]]), space).tolist() == [[0, 1, 0, 0, 1]]
@@ -153,13 +155,19 @@ def test_choices_of_any_shape_are_a_vector_to_networks_and_keep_their_shape_else
     ],
 )
 def test_bounds_of_actions_are_the_outermost_numbers_of_32_bits_within_them(low, high, dtype, kept):
-    box = SimpleNamespace(low=low, high=high, shape=(2,), dtype=np.dtype(dtype))
+    box = SimpleNamespace(
+        low=low,
+        high=high,
+        shape=(2,),
+        dtype=np.dtype(dtype),
+    )
     if isinstance(kept, str):
         with pytest.raises(ValueError, match=kept):
             spaces.convert(box, "action space")
         return
     found = spaces.convert(box, "action space")
-    assert found.low.tolist() == [kept[0]] * 2 and found.high.tolist() == [kept[1]] * 2
+    assert found.low.tolist() == [kept[0]] * 2
+    assert found.high.tolist() == [kept[1]] * 2
     assert found.low.dtype == found.high.dtype == np.float32
 
 
@@ -216,8 +224,14 @@ def test_actions_of_narrow_floats_are_not_rounded_to_whole_numbers():
         SimpleNamespace(low=-1, high=1, shape=(1,), dtype=np.dtype(jnp.bfloat16)), "action space"
     )
     for numpy in (jnp, np):
-        found = spaces.clip(numpy.array([[0.25]], np.float32), space, (1,), numpy)
-        assert found.dtype == jnp.bfloat16 and float(found[0, 0]) == 0.25
+        found = spaces.clip(
+            numpy.array([[0.25]], np.float32),
+            space,
+            (1,),
+            numpy,
+        )
+        assert found.dtype == jnp.bfloat16
+        assert float(found[0, 0]) == 0.25
 
 
 def test_bounds_of_observations_that_rule_out_nothing_stay_so_in_a_file():
@@ -225,7 +239,8 @@ def test_bounds_of_observations_that_rule_out_nothing_stay_so_in_a_file():
     space = spaces.convert(
         SimpleNamespace(low=bounds, high=-bounds, shape=(4,)), "observation space"
     )
-    assert space.low.tolist() == [-np.inf] * 3 + [-1] and space.high.tolist() == [np.inf] * 3 + [1]
+    assert space.low.tolist() == [-np.inf] * 3 + [-1]
+    assert space.high.tolist() == [np.inf] * 3 + [1]
     spec = EnvSpec(
         name="Wide-v0",
         observation_space=space,
@@ -233,7 +248,8 @@ def test_bounds_of_observations_that_rule_out_nothing_stay_so_in_a_file():
         action_space=spaces.Discrete(2),
     )
     stored = EnvSpec.from_json(spec.to_json()).observation_space
-    assert stored.low.tolist() == space.low.tolist() and stored.high.tolist() == space.high.tolist()
+    assert stored.low.tolist() == space.low.tolist()
+    assert stored.high.tolist() == space.high.tolist()
 
 
 def test_whole_actions_reach_an_environment_on_the_devices_as_such():
@@ -241,7 +257,8 @@ def test_whole_actions_reach_an_environment_on_the_devices_as_such():
         actions = gymnax.environments.spaces.Box(-2, 3, (), jnp.int32)
 
         def reward(self, state, action):
-            assert action.shape == () and action.dtype == jnp.int32
+            assert action.shape == ()
+            assert action.dtype == jnp.int32
             return action
 
     env = wrap(Gears())
@@ -297,12 +314,20 @@ def test_the_header_names_bytes_that_may_be_codes():
             action_space=spaces.Discrete(2),
         )
 
-    may_be_codes = [((4,), 255), ((7, 7, 3), 255), ((4,), np.inf)]
+    may_be_codes = [
+        ((4,), 255),
+        ((7, 7, 3), 255),
+        ((4,), np.inf),
+    ]
     for shape, high in may_be_codes:
         assert "part" in describe_bytes(small_args(), spec(shape, high))["bytes"]
     assert not describe_bytes(small_args(byte_max=255), spec((4,), 255))
     assert not describe_bytes(small_args(normalize_obs=True), spec((4,), 255))
-    for known in (spec((4,), 5), spec((84, 84, 4), 255), spec((4,), 255, np.float32)):
+    for known in (
+        spec((4,), 5),
+        spec((84, 84, 4), 255),
+        spec((4,), 255, np.float32),
+    ):
         assert not describe_bytes(small_args(), known)
 
 
@@ -310,7 +335,10 @@ def test_the_header_names_bytes_that_may_be_codes():
 def test_an_environment_with_a_typed_key_in_its_state_trains_and_moves_between_devices(tmp_path):
     env = wrap(KeyInState())
     args = small_args(
-        hidden_sizes=(4,), total_timesteps=128, num_seeds=2, run_dir=str(tmp_path / "run")
+        hidden_sizes=(4,),
+        total_timesteps=128,
+        num_seeds=2,
+        run_dir=str(tmp_path / "run"),
     )
     old, wanted = (helpers.init_over(args, env, count)() for count in (2, 4))
     moved = to_devices(to_host(old), jax.eval_shape(lambda state: state, wanted), jax.devices()[:4])
@@ -445,7 +473,12 @@ def test_types_that_a_step_would_cut_to_those_of_a_reset_are_refused(begun, then
             return obs, (state, begun)
 
         def step_env(self, key, state, action, params):
-            obs, inner, *rest = super().step_env(key, state[0], action, params)
+            obs, inner, *rest = super().step_env(
+                key,
+                state[0],
+                action,
+                params,
+            )
             return obs, (inner, jnp.asarray(then)), *rest
 
         def is_truncated(self, state, params):
@@ -459,7 +492,12 @@ def test_types_that_a_step_would_cut_to_those_of_a_reset_are_refused(begun, then
             return jnp.asarray([then]), *super().step_env(key, state, action, params)[1:]
 
         def observation_space(self, params):
-            return gymnax.environments.spaces.Box(0, 1000, (1,), jnp.float32)
+            return gymnax.environments.spaces.Box(
+                0,
+                1000,
+                (1,),
+                jnp.float32,
+            )
 
     for kind in (InState, InObs):
         if is_kept:
@@ -470,14 +508,29 @@ def test_types_that_a_step_would_cut_to_those_of_a_reset_are_refused(begun, then
 
 
 @pytest.mark.parametrize(
-    "value", [np.int64(3_000_000_000), np.uint64(2**40), np.float64(1e300)], ids=str
+    "value",
+    [
+        np.int64(3_000_000_000),
+        np.uint64(2**40),
+        np.float64(1e300),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("part", ["reward", "state", "obs"])
 def test_numbers_of_64_bits_are_kept_or_refused(value, part):
     class Large(Pusher):
         def step_env(self, key, state, action, params):
-            obs, inner, reward, *rest = super().step_env(key, state[0], action, params)
-            outputs = {"obs": obs, "state": jnp.zeros((), np.float32), "reward": reward}
+            obs, inner, reward, *rest = super().step_env(
+                key,
+                state[0],
+                action,
+                params,
+            )
+            outputs = {
+                "obs": obs,
+                "state": jnp.zeros((), np.float32),
+                "reward": reward,
+            }
             outputs[part] = np.full(obs.shape, value) if part == "obs" else value
             return outputs["obs"], (inner, outputs["state"]), outputs["reward"], *rest
 
@@ -527,7 +580,12 @@ def test_a_part_of_a_state_keeps_its_shape():
             return obs, {"inner": state, "seen": jnp.zeros(2)}
 
         def step_env(self, key, state, action, params):
-            obs, inner, *rest = super().step_env(key, state["inner"], action, params)
+            obs, inner, *rest = super().step_env(
+                key,
+                state["inner"],
+                action,
+                params,
+            )
             return obs, {"inner": inner, "seen": jnp.append(state["seen"], 0.0)}, *rest
 
         def is_truncated(self, state, params):
@@ -600,7 +658,15 @@ def test_only_environments_whose_episodes_ended_compute_a_reset():
     )
 
 
-@pytest.mark.parametrize(("byte", "in_bounds"), [(0, False), (1, True), (5, True), (6, False)])
+@pytest.mark.parametrize(
+    ("byte", "in_bounds"),
+    [
+        (0, False),
+        (1, True),
+        (5, True),
+        (6, False),
+    ],
+)
 def test_bytes_outside_of_their_bounds_are_found_on_any_device(byte, in_bounds):
     space = {"codes": spaces.box((2,), 1, 5), "picture": spaces.box((2, 2, 1), 0, 255)}
     obs = {"codes": np.full((4, 2), 3, np.uint8), "picture": np.full((4, 2, 2, 1), 255, np.uint8)}

@@ -88,8 +88,20 @@ def scoring_policy(weights: Any) -> Policy:
     spaces = box((num_features,)), np.dtype("float32"), Discrete(num_actions)
     env = EnvSpec("Scores-v0", *spaces)
     config = {"args": {"env": "Scores-v0", "env_params": ""}, "algorithm": "scores"}
-    algorithm = OffPolicy(init=None, explore=None, update=None, act=act, observe=None)
-    return Policy(algorithm=algorithm, learner=Scores(weights), env=env, step=0, config=config)
+    algorithm = OffPolicy(
+        init=None,
+        explore=None,
+        update=None,
+        act=act,
+        observe=None,
+    )
+    return Policy(
+        algorithm=algorithm,
+        learner=Scores(weights),
+        env=env,
+        step=0,
+        config=config,
+    )
 
 
 def export_instead(monkeypatch: Any, other: Policy) -> None:
@@ -128,7 +140,9 @@ def test_a_file_of_another_policy_is_refused(trained, tmp_path, monkeypatch, cap
     words = [str(run), "--out", str(tmp_path / "p.stablehlo")]
     assert exit_code(pmaprl.export.export, parse(pmaprl.export.Args, words)) == 2
     said = capsys.readouterr()
-    assert "acts otherwise" in said.err and said.err.count("\n") == 1 and "saved" not in said.out
+    assert "acts otherwise" in said.err
+    assert said.err.count("\n") == 1
+    assert "saved" not in said.out
     assert not list(tmp_path.iterdir())
 
 
@@ -156,7 +170,8 @@ def test_a_target_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     assert exit_code(pmaprl.export.export, pmaprl.export.Args(run="absent", out=out)) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "run directory" not in said
+    assert said.count("\n") == 1
+    assert "run directory" not in said
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "file"}
 
 
@@ -177,7 +192,11 @@ def test_random_observations_are_legal_and_typed():
         "/arm/left": "float32",
         "wide": "float32",
     }
-    actions = {"box": box((2,), -1, 1), "one": Discrete(3), "two": MultiDiscrete((2, 4))}
+    actions = {
+        "box": box((2,), -1, 1),
+        "one": Discrete(3),
+        "two": MultiDiscrete((2, 4)),
+    }
     stats = dict.fromkeys(space) | {"inner": (None, None)}
     stats["wide"] = running_stats((2,)).replace(mean=jnp.array([1e4, 0.0]))
     stats["/arm/left"] = running_stats((2,)).replace(mean=jnp.array([-1e4, 0.0]))
@@ -193,9 +212,11 @@ def test_random_observations_are_legal_and_typed():
     assert set(np.unique(obs["bytes"])) == set(range(6))
     assert set(np.unique(obs["inner"][0])) == {0, 1, 2}
     assert abs(obs["/arm/left"][:, 0].mean() + 1e4) < 1
-    assert np.abs(obs["inner"][1]).max() <= 1 and abs(obs["wide"][:, 0].mean() - 1e4) < 1
+    assert np.abs(obs["inner"][1]).max() <= 1
+    assert abs(obs["wide"][:, 0].mean() - 1e4) < 1
     for part in np.split(obs["action_mask"], [3, 5], axis=1):
-        assert part.any(axis=1).all() and not part.all()
+        assert part.any(axis=1).all()
+        assert not part.all()
 
 
 @pytest.mark.slow
@@ -252,7 +273,12 @@ def test_an_exported_policy_with_memory_acts_like_the_loaded_one_step_by_step(
             memory = dict(zip(memory, left, strict=True))
         else:
             call = jax.export.deserialize(bytearray(out.read_bytes())).call
-            action, left = call(obs, {name[7:]: x for name, x in memory.items()}, first, reward)
+            action, left = call(
+                obs,
+                {name[7:]: x for name, x in memory.items()},
+                first,
+                reward,
+            )
             memory = {f"memory/{name}": x for name, x in left.items()}
         np.testing.assert_allclose(action, expected, atol=1e-6)
     for ours, theirs in zip(jax.tree.leaves(own), pmaprl.export.by_name(own), strict=True):
@@ -282,7 +308,8 @@ def test_playing_prints_the_returns_and_draws_an_episode(trained, tmp_path, caps
     lines = capsys.readouterr().out.splitlines()
     printed = [re.split(r"\s+", line) for line in lines if line.startswith("episode ")]
     assert [float(words[3]) for words in printed] == pytest.approx(episodes.ret.tolist(), abs=0.01)
-    assert len(printed) == 3 and len(set(episodes.ret)) > 1
+    assert len(printed) == 3
+    assert len(set(episodes.ret)) > 1
     with Image.open(gif) as picture:
         assert picture.n_frames == episodes.length[0] + 1
 

@@ -110,7 +110,13 @@ def test_kills_change_nothing(tmp_path):
     words = [*flags, "--quiet", "--run-dir", "run"]
     reached = [0]
     for kill in range(3):
-        process = start_script(SLOWED, ppo.__file__, *words, script="-c", cwd=tmp_path)
+        process = start_script(
+            SLOWED,
+            ppo.__file__,
+            *words,
+            script="-c",
+            cwd=tmp_path,
+        )
         if kill == 2:
             time.sleep(2.5)  # while importing, compiling or loading
         else:
@@ -148,7 +154,8 @@ def test_a_signal_saves_and_exits_and_a_second_one_exits_at_once(tmp_path):
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 143, output
-    assert "Traceback" not in output and "--resume run" in output
+    assert "Traceback" not in output
+    assert "--resume run" in output
     result = read_result(tmp_path / "run")
     assert result["status"] == "interrupted"
     assert (
@@ -243,7 +250,8 @@ def test_the_bar_says_in_one_line_what_goes_on_and_ends_at_what_is_trained(monke
     console.stop(60_000_000)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", "".join(written))
     lines = re.split(r"[\r\n]+", text)
-    assert max(map(len, lines)) <= 80 and "return 12,673 ± " in text
+    assert max(map(len, lines)) <= 80
+    assert "return 12,673 ± " in text
     assert [line for line in lines if line][-1].startswith("60,000,000/123,456,789 ")
     assert "collecting" not in lines[-1]
 
@@ -297,7 +305,8 @@ def test_a_nan_stops_the_run_with_a_reason(tmp_path, capsys):
     assert in_process(*words) == 1
     printed = capsys.readouterr()
     message = only_message(printed.err[printed.err.index("error:") :])
-    assert f"not finite at step {6 * STEPS}" in message and "seed 7" in message
+    assert f"not finite at step {6 * STEPS}" in message
+    assert "seed 7" in message
     assert message.split("error: ")[1].split()[0] in read_rows(tmp_path / "run")[0], (
         "the metric's name comes first"
     )
@@ -344,7 +353,8 @@ def test_a_full_disk_is_said_clearly(tmp_path, capfd):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     gc.collect()
     message = only_message(capfd.readouterr().err)
-    assert f"checkpoint {3 * STEPS} " in message and "File too large" in message
+    assert f"checkpoint {3 * STEPS} " in message
+    assert "File too large" in message
     assert message.startswith("error: ") and message.endswith(f"{STEPS}, {2 * STEPS}"), (
         "orbax complains as well"
     )
@@ -453,5 +463,6 @@ def test_a_directory_that_is_moved_away_ends_the_run(tmp_path, monkeypatch, caps
     monkeypatch.setattr(Saver, "save", moving)
     words = [*SMALL, "--total-timesteps", 4 * STEPS, "--checkpoint-interval", STEPS, "--quiet"]
     assert in_process(*words, "--run-dir", tmp_path / "run") == 1
-    assert "moved" in only_message(capsys.readouterr().err) and not (tmp_path / "run").exists()
+    assert "moved" in only_message(capsys.readouterr().err)
+    assert not (tmp_path / "run").exists()
     assert checkpoint_steps(tmp_path / "elsewhere") == [STEPS]

@@ -86,7 +86,12 @@ BASE |= {"learning_rate": 0.05, "clip_eps": 0.02}
 # Flags that change what is learned, each with the value that is compared with that of the small
 # runs
 MATHS = {"gamma": 0.5, "adam_b1": 0.5, "adam_b2": 0.9}
-ALL = {"hidden_sizes": (5,), "seed": 1, "normalize_obs": True, "byte_max": 20}
+ALL = {
+    "hidden_sizes": (5,),
+    "seed": 1,
+    "normalize_obs": True,
+    "byte_max": 20,
+}
 ON_POLICY = ALL | {
     "num_minibatches": 4,
     "lr_schedule": "constant",
@@ -334,7 +339,12 @@ def trace(function: Callable, agents: int, *inputs: Any) -> tuple[list[Any], Any
     shapes; needed inputs.
     """
     for axis, size in ((AXIS, 1), (MEMBERS, agents)):
-        function = jax.vmap(function, in_axes=None, axis_size=size, axis_name=axis)
+        function = jax.vmap(
+            function,
+            in_axes=None,
+            axis_size=size,
+            axis_name=axis,
+        )
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(*inputs)
     needed, used = dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
     return [written(needed), *map(written, traced.consts)], strip(shapes, 2), used
@@ -463,7 +473,13 @@ def test_an_update_draws_by_the_key_of_its_seed_and_by_its_own_number(algorithm)
         run = state.run.replace(key=key, updates=number)
         return driver.update(state.replace(run=run))[0].learner.params
 
-    *_, used = trace(learned, 1, state.run.key, state.run.updates, state)
+    *_, used = trace(
+        learned,
+        1,
+        state.run.key,
+        state.run.updates,
+        state,
+    )
     assert used[:2] == [True, True]
 
 
@@ -482,8 +498,16 @@ def test_the_number_of_actors_changes_what_is_learned():
 
 
 def keep_checkpoints(tmp_path, **_):
-    for keep, wanted in ((1, [96]), (2, [64, 96]), (0, [32, 64, 96])):
-        start(tmp_path / str(keep), checkpoint_interval=UPDATE, keep_checkpoints=keep)
+    for keep, wanted in (
+        (1, [96]),
+        (2, [64, 96]),
+        (0, [32, 64, 96]),
+    ):
+        start(
+            tmp_path / str(keep),
+            checkpoint_interval=UPDATE,
+            keep_checkpoints=keep,
+        )
         assert checkpoint_steps(tmp_path / str(keep)) == wanted
 
 
@@ -502,7 +526,11 @@ def keep_best(tmp_path, **_):
     returns = {row["env_steps"]: row["eval/return_mean"] for row in read_rows(tmp_path / "best")}
     best = [step for step, value in returns.items() if value == max(returns.values())]
     assert max(best) < 8 * UPDATE, "the best is not the newest, or this shows nothing"
-    start(tmp_path / "saves", **flags | {"checkpoint_interval": 0}, keep_best=True)
+    start(
+        tmp_path / "saves",
+        **flags | {"checkpoint_interval": 0},
+        keep_best=True,
+    )
     for name in ("best", "saves"):
         assert checkpoint_steps(tmp_path / name) == [max(best), 8 * UPDATE]
 
@@ -510,7 +538,11 @@ def keep_best(tmp_path, **_):
 def save_envs(tmp_path, **_):
     """Without them a checkpoint holds what is learned; a resumed run begins new episodes."""
     whole = start(tmp_path / "with")
-    part = start(tmp_path / "without", save_envs=False, stop_after=2 * UPDATE)
+    part = start(
+        tmp_path / "without",
+        save_envs=False,
+        stop_after=2 * UPDATE,
+    )
     stored = read(part.run_dir / "checkpoints" / str(2 * UPDATE))
     assert {name.split("/")[0] for name in stored} == {"learner", "run"}
     resumed = resume(part.run_dir)
@@ -535,7 +567,8 @@ def stop_at_return(tmp_path, **_):
     result = start(tmp_path, eval_interval=UPDATE, stop_at_return=0.0)
     assert (result.status, result.env_steps) == ("finished", UPDATE)
     assert result.evaluation["eval/return_mean"][0] > 0
-    assert (tmp_path / "DONE").exists() and checkpoint_steps(tmp_path) == [UPDATE]
+    assert (tmp_path / "DONE").exists()
+    assert checkpoint_steps(tmp_path) == [UPDATE]
     again = resume(tmp_path)
     assert (again.status, again.env_steps, again.state_sha256) == (
         "finished",
@@ -557,9 +590,11 @@ def tensorboard(tmp_path, monkeypatch, **_):
     monkeypatch.setitem(sys.modules, "tensorboardX", recorder)
     start(tmp_path, tensorboard=True)
     scalars = {args[0]: args[1:] for name, args, _ in recorder.calls if name == "add_scalar"}
-    assert scalars["learning_rate"][1] == 96 and isinstance(scalars["time/sps"][0], float)
+    assert scalars["learning_rate"][1] == 96
+    assert isinstance(scalars["time/sps"][0], float)
     ((_, (name, text, step), _),) = [call for call in recorder.calls if call[0] == "add_text"]
-    assert (name, step) == ("config", 0) and '"num_envs": 4' in text
+    assert (name, step) == ("config", 0)
+    assert '"num_envs": 4' in text
     assert recorder.calls[-1][0] == "close"
 
 
@@ -682,7 +717,8 @@ def test_a_recipe_is_a_set_of_defaults():
         sac.Args.at(own.env)(**vars(own)),
         dataclasses.replace(own),
     ):
-        assert type(same) is type(own) and vars(same) == vars(own)
+        assert type(same) is type(own)
+        assert vars(same) == vars(own)
     typed = parse(sac.Args, ["--recipe", "xqc", "--env", HOST, "--critic-hidden-sizes", "8", "9"])
     assert (typed.critic_bins, typed.critic_hidden_sizes, isinstance(typed, sac.Args.at(HOST))) == (
         101,
@@ -710,9 +746,8 @@ ALL_ARGS += [ppo.Args.at(HOST), sac.Args.at(HOST), appo.Args]
 @pytest.mark.parametrize("args_class", ALL_ARGS, ids=lambda args: args.__module__)
 def test_help_has_every_flag_once(args_class):
     flags = re.findall(r"^  --(?:\[no-\])?([\w-]+)", help_text(args_class, None, "program"), re.M)
-    assert {flag.replace("-", "_") for flag in flags} == names(args_class) and len(
-        set(flags)
-    ) == len(flags)
+    assert {flag.replace("-", "_") for flag in flags} == names(args_class)
+    assert len(set(flags)) == len(flags)
 
 
 COMMANDS = [module.Args for module in (check_env, compare, export, play, plot, tune)]
@@ -774,7 +809,13 @@ def test_intervals_follow_from_the_length_of_a_run(flags, on_accelerator, log, r
 
 
 @pytest.mark.parametrize(
-    "args_class", [sac.Args.at(), dqn.Args.at(), sac.Args.at(HOST)], ids=["sac", "dqn", "sac host"]
+    "args_class",
+    [
+        sac.Args.at(),
+        dqn.Args.at(),
+        sac.Args.at(HOST),
+    ],
+    ids=["sac", "dqn", "sac host"],
 )
 def test_intervals_of_algorithms_with_a_replay_buffer_are_shorter(args_class):
     assert intervals_of(args_class(), on_accelerator=False) == Intervals(
@@ -787,17 +828,29 @@ def test_intervals_of_algorithms_with_a_replay_buffer_are_shorter(args_class):
 
 
 @pytest.mark.parametrize(
-    "args_class", [ppo_rnn.Args.at(), pqn.Args.at(), ppo.Args.at(HOST), appo.Args]
+    "args_class",
+    [
+        ppo_rnn.Args.at(),
+        pqn.Args.at(),
+        ppo.Args.at(HOST),
+        appo.Args,
+    ],
 )
 def test_intervals_are_alike_wherever_environments_step(args_class):
     at_least = intervals_of(args_class(), on_accelerator=False)
     assert at_least == Intervals(log=10_000, eval=100_000, checkpoint=100_000)
     several = intervals_of(args_class(total_timesteps=10**8), on_accelerator=False)
-    assert 190_000 < several.log < 210_000 and several.eval == several.checkpoint == 5 * several.log
+    assert 190_000 < several.log < 210_000
+    assert several.eval == several.checkpoint == 5 * several.log
 
 
 def test_intervals_that_flags_name_hold():
-    args = ppo.Args(total_timesteps=10**9, log_interval=7, eval_interval=0, checkpoint_interval=11)
+    args = ppo.Args(
+        total_timesteps=10**9,
+        log_interval=7,
+        eval_interval=0,
+        checkpoint_interval=11,
+    )
     assert intervals_of(args, on_accelerator=True) == Intervals(log=7, eval=0, checkpoint=11)
     assert (
         describe_intervals(intervals_of(args, on_accelerator=True)).split("; ")[1]
@@ -856,7 +909,12 @@ def test_what_is_drawn_or_told_at_the_end_warns_where_it_fails(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "tensorboardX", recorder)
     for drawing in ("training.draw_curve", "drawing.episodes.draw_gif"):
         monkeypatch.setattr(f"pmaprl.{drawing}", fail)
-    result = start(tmp_path, gif=True, tensorboard=True, total_timesteps=UPDATE)
+    result = start(
+        tmp_path,
+        gif=True,
+        tensorboard=True,
+        total_timesteps=UPDATE,
+    )
     stored = result_of(tmp_path)
     assert (result.status, stored["status"], stored["state_sha256"]) == (
         "finished",
@@ -933,7 +991,12 @@ def test_a_callback_that_raises_fails_the_run_which_resumes_as_if_it_had_not(tmp
 
 @pytest.mark.slow
 def test_what_falls_to_zero_begins_again_in_a_longer_run(tmp_path):
-    start(tmp_path, log_interval=UPDATE, ent_coef=0.2, ent_fraction=1.0)
+    start(
+        tmp_path,
+        log_interval=UPDATE,
+        ent_coef=0.2,
+        ent_fraction=1.0,
+    )
     resume(tmp_path, total_timesteps=2 * 96)
     for name, first in (("learning_rate", 0.05), ("ent_coef", 0.2)):
         sizes = [row[name] / first for row in read_rows(tmp_path)]

@@ -70,7 +70,9 @@ def test_others_act_by_the_policy_that_is_given():
     obs, state = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 20))
     ours, theirs = np.moveaxis(np.array(obs["obs"]).reshape(20, 9, 2), -1, 0)
     second = theirs.any(axis=1)
-    assert 3 < second.sum() < 17 and (theirs[second].argmax(axis=1) == 0).all() and not ours.any()
+    assert 3 < second.sum() < 17
+    assert (theirs[second].argmax(axis=1) == 0).all()
+    assert not ours.any()
     out = jax.vmap(env.step)(jax.random.split(jax.random.key(1), 20), state, jnp.full(20, 8))
     theirs = np.array(out.obs["obs"]).reshape(20, 9, 2)[..., 1]
     np.testing.assert_array_equal(theirs[:, :2], np.stack([np.ones(20), second], axis=1))
@@ -119,7 +121,9 @@ def test_runs_in_play_with_itself_are_evaluated_loaded_resumed_and_begun_from(
     rate, mean, spread = (np.array(whole.evaluation[f"eval/{name}"]) for name in names)
     # Of wins w and losses l: w + l
     np.testing.assert_allclose(2 * rate, mean + spread**2 + mean**2, atol=1e-5)
-    assert (rate > 0).all() and (rate < 1).all() and "% won" in capsys.readouterr().out
+    assert (rate > 0).all()
+    assert (rate < 1).all()
+    assert "% won" in capsys.readouterr().out
     assert "% won" in (play(PlayArgs(str(tmp_path / "a"), episodes=20)), capsys.readouterr().out)[1]
     policy = load_policy(tmp_path / "a")
     obs, _ = make("pgx:tic_tac_toe").reset(jax.random.key(0))
@@ -128,7 +132,11 @@ def test_runs_in_play_with_itself_are_evaluated_loaded_resumed_and_begun_from(
     assert ppo.train(ppo.Args.from_run(part.run_dir)).state_sha256 == whole.state_sha256
     with pytest.raises(UsageError, match="--opponent"):
         ppo.train(ppo.Args.from_run(part.run_dir, opponent="random", total_timesteps=128))
-    begun = train("c", total_timesteps=32, init_from=str(whole.run_dir))
+    begun = train(
+        "c",
+        total_timesteps=32,
+        init_from=str(whole.run_dir),
+    )
     stored = read(begun.run_dir / "checkpoints" / "32")
     # [S, P, ...]
     prefix = "run/opponent_pool/0/"

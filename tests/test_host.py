@@ -146,7 +146,12 @@ def test_a_reset_within_the_step_leaves_the_final_observation_and_its_numbers(
     vectorization, terminates
 ):
     params = json.dumps({"terminates": terminates})
-    first, outputs = steps(TOYS + "ChattyToy-v0", 8, vectorization=vectorization, env_params=params)
+    first, outputs = steps(
+        TOYS + "ChattyToy-v0",
+        8,
+        vectorization=vectorization,
+        env_params=params,
+    )
     episode = first[:, 0]
     for number, out in enumerate(outputs, 1):
         time = number - 7 * (number > 7)
@@ -157,12 +162,11 @@ def test_a_reset_within_the_step_leaves_the_final_observation_and_its_numbers(
             out.final_obs, np.stack([episode + (number > 7), [time] * 2], 1)
         )
         np.testing.assert_array_equal(out.obs[:, 1], [number % 7] * 2)
-        assert (
-            out.numbers("time").tolist() == [time] * 2
-            and out.numbers("even").tolist() == [time % 2 == 0] * 2
-        )
+        assert out.numbers("time").tolist() == [time] * 2
+        assert out.numbers("even").tolist() == [time % 2 == 0] * 2
         assert out.numbers("end").tolist() == [70] * 2 * (number == 7)
-        assert not len(out.numbers("all")) and not len(out.numbers("text"))
+        assert not len(out.numbers("all"))
+        assert not len(out.numbers("text"))
     np.testing.assert_array_equal(outputs[6].obs[:, 0], episode + 1)
     assert len(set(episode)) == 2
 
@@ -261,7 +265,12 @@ def test_actions_are_shaped_clipped_and_cast():
 def test_atari_frames_have_their_channels_last():
     envpool = pytest.importorskip("envpool")
     envs = make_host("envpool:Pong-v5", 1, 5)
-    raw = envpool.make("Pong-v5", env_type="gymnasium", num_envs=1, seed=5)
+    raw = envpool.make(
+        "Pong-v5",
+        env_type="gymnasium",
+        num_envs=1,
+        seed=5,
+    )
     np.testing.assert_array_equal(envs.reset()[0], np.moveaxis(raw.reset()[0][0], 0, -1))
     for action in (2, 3, 2, 2):
         obs = envs.step(np.array([action])).obs
@@ -283,7 +292,12 @@ class NeverBegins:
 
 def test_a_process_that_never_begins_is_given_up():
     with pytest.raises(FailedEnvError, match="--reset-timeout"):
-        Processes(NeverBegins(), 1, reset_timeout=0.1, step_timeout=None)
+        Processes(
+            NeverBegins(),
+            1,
+            reset_timeout=0.1,
+            step_timeout=None,
+        )
 
 
 @pytest.mark.parametrize(
@@ -403,8 +417,10 @@ def test_readers_see_whole_versions_only():
         slots.publish(version, tree)
     for reader in readers:
         reader.join(timeout=100)
-    assert 39 in found and not wrong
-    assert slots.wait_for(39, device, 0).version == 39 and slots.wait_for(40, device, 0.01) is None
+    assert 39 in found
+    assert not wrong
+    assert slots.wait_for(39, device, 0).version == 39
+    assert slots.wait_for(40, device, 0.01) is None
 
 
 def test_the_queue_loses_nothing():
@@ -537,7 +553,8 @@ def test_evaluations_remember_exactly_one_episode(toy):
     if toy == "ReusingToys":
         assert episodes.ret.tolist() == episodes.length.tolist() == [3, 3, 3, 3, 5, 5, 5]
     acting = [pair for pair in seen_and_counted if pair[0] != 100]
-    assert len(acting) > 15 and all(seen == counted for seen, counted in acting)
+    assert len(acting) > 15
+    assert all(seen == counted for seen, counted in acting)
 
 
 def test_actors_copy_arrays_that_an_environment_uses_again_and_count_no_step_that_only_resets():
@@ -583,7 +600,8 @@ def test_a_worker_that_has_waited_for_long_is_not_stuck_in_what_comes_next(monke
         later = time.monotonic() + 1e3
         monkeypatch.setattr(time, "monotonic", lambda: later)
     with worker.doing("env_step"):
-        assert len(looks) >= 3 and not any(looks)
+        assert len(looks) >= 3
+        assert not any(looks)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -601,7 +619,12 @@ def test_a_worker_that_has_waited_for_long_is_not_stuck_in_what_comes_next(monke
     ],
 )
 def test_what_an_environment_gives_is_taken_as_numbers_where_it_is_such(given, field, taken):
-    _, outputs = steps(TOYS + "OddToy-v0", 1, vectorization="sync", env_params=json.dumps(given))
+    _, outputs = steps(
+        TOYS + "OddToy-v0",
+        1,
+        vectorization="sync",
+        env_params=json.dumps(given),
+    )
     found = outputs[0].final_obs if field == "obs" else getattr(outputs[0], field)
     assert found.tolist() == [taken] * 2
     assert found.dtype == (bool if isinstance(taken, bool) else np.float32)
@@ -661,8 +684,14 @@ def test_an_observation_that_leaves_numbers_out_is_refused():
 def test_bytes_that_an_environment_gives_as_other_numbers_are_kept_or_refused():
     space = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
     kept = _element(space, np.array([3.0, 255.0]), "obs")
-    assert kept.dtype == np.uint8 and kept.tolist() == [3, 255]
-    for wrong in ([0.5, 1.0], [0, 256], [-1, 0], [np.nan, 0]):
+    assert kept.dtype == np.uint8
+    assert kept.tolist() == [3, 255]
+    for wrong in (
+        [0.5, 1.0],
+        [0, 256],
+        [-1, 0],
+        [np.nan, 0],
+    ):
         with pytest.raises(FailedEnvError, match="uint8"):
             _element(space, np.array(wrong), "obs")
     for wrong in (3, -1):
@@ -693,7 +722,11 @@ def test_observations_of_a_vector_environment_are_an_array_of_numbers(obs):
 def test_rewards_and_ends_of_a_vector_environment_are_one_of_each():
     assert of_each(np.ones((2, 1)), 2, "rewards").shape == (2,)
     assert true_of_each([0, 1], 2, "terminated").tolist() == [False, True]
-    for values, what in ((np.ones(3), of_each), (None, of_each), ([0.5, 1], true_of_each)):
+    for values, what in (
+        (np.ones(3), of_each),
+        (None, of_each),
+        ([0.5, 1], true_of_each),
+    ):
         with pytest.raises(FailedEnvError):
             what(values, 2, "x")
 
@@ -704,7 +737,8 @@ def test_of_infos_only_numbers_are_gathered(vectorization):
     _, outputs = steps(TOYS + "RaggedToy-v0", 8, vectorization=vectorization)
     assert sorted(outputs[0].numbers("number")) == [0.5, 1.0]
     assert sorted(outputs[6].numbers("number")) == [0.5, 1.0], "at the end of an episode"
-    assert not len(outputs[0].numbers("huge")) and not len(outputs[0].numbers("path"))
+    assert not len(outputs[0].numbers("huge"))
+    assert not len(outputs[0].numbers("path"))
     assert outputs[6].final_obs[:, 1].tolist() == [7.0, 7.0]
 
 
@@ -732,18 +766,26 @@ def test_an_environment_cannot_end_the_program():
 
 
 @pytest.mark.parametrize(
-    ("cause", "tracebacks"), [(FailedEnvError("too slow"), 0), (KeyError("mine"), 1), (None, 0)]
+    ("cause", "tracebacks"),
+    [
+        (FailedEnvError("too slow"), 0),
+        (KeyError("mine"), 1),
+        (None, 0),
+    ],
 )
 def test_a_restart_says_in_one_line_what_is_no_fault_of_somebodys_code(cause, tracebacks):
     warnings = []
     error = UsageError("environment X cannot be made: why")
     error.__cause__ = cause
     batches = SimpleNamespace(
-        _failures=itertools.count(1), _args=SimpleNamespace(max_restarts=1), _warn=warnings.append
+        _failures=itertools.count(1),
+        _args=SimpleNamespace(max_restarts=1),
+        _warn=warnings.append,
     )
     actor = SimpleNamespace(name="actor 0", restarts=0)
     Batches._allow_restart(batches, actor, error)
-    assert warnings[0].count("\n") == tracebacks and ("mine" in warnings[0]) == bool(tracebacks)
+    assert warnings[0].count("\n") == tracebacks
+    assert ("mine" in warnings[0]) == bool(tracebacks)
     with pytest.raises(ActorsFailed, match="actor 0 failed, after 1 restarts .*: environment X"):
         Batches._allow_restart(batches, actor, error)
 
@@ -775,18 +817,29 @@ def test_an_actor_that_fails_begins_anew(what, vectorization, words, tmp_path, c
     small |= {"step_timeout": 1.5} if "hang_at" in what else {}
     params = trouble(tmp_path, **what)
     train(
-        tmp_path / "run", vectorization=vectorization, env_params=params, eval_episodes=2, **small
+        tmp_path / "run",
+        vectorization=vectorization,
+        env_params=params,
+        eval_episodes=2,
+        **small,
     )
     errors = capfd.readouterr().err
-    assert words in errors and "1 of 10" in errors
+    assert words in errors
+    assert "1 of 10" in errors
     assert rows(tmp_path / "run")[-1]["actors/restarts"] == 1
 
 
 def test_actors_that_fail_too_often_end_the_run_with_its_work_saved(tmp_path, capfd):
     with pytest.raises(ActorsFailed, match="after 3 restarts .*--max-restarts"):
-        train(tmp_path / "run", env_params='{"raise_at": 20}', actor_threads=1, max_restarts=3)
+        train(
+            tmp_path / "run",
+            env_params='{"raise_at": 20}',
+            actor_threads=1,
+            max_restarts=3,
+        )
     result = result_of(tmp_path / "run")
-    assert capfd.readouterr().err.count("of 3)") == 3 and result["status"] == "failed"
+    assert capfd.readouterr().err.count("of 3)") == 3
+    assert result["status"] == "failed"
     assert checkpoint_steps(tmp_path / "run") == [result["env_steps"]]
 
 
@@ -805,14 +858,16 @@ def test_an_evaluation_that_fails_is_played_once_more_and_does_not_stop_the_trai
 
     monkeypatch.setattr(pmaprl.actors.host_evaluation, "run_host_episodes", fail)
     with pytest.raises(TrainingError, match="step 1,280 failed twice: RuntimeError: no way"):
-        train(tmp_path / "run", eval_interval=128, total_timesteps=10 * 128)
+        train(
+            tmp_path / "run",
+            eval_interval=128,
+            total_timesteps=10 * 128,
+        )
     assert "step 128 failed twice" in capfd.readouterr().err and not list(failures), (
         "each of ten evaluations"
     )
-    assert (
-        checkpoint_steps(tmp_path / "run") == [10 * 128]
-        and result_of(tmp_path / "run")["status"] == "failed"
-    )
+    assert checkpoint_steps(tmp_path / "run") == [10 * 128]
+    assert result_of(tmp_path / "run")["status"] == "failed"
 
 
 def test_an_evaluation_is_repeated_exactly_and_every_episode_begins_with_a_seed_of_its_own(
@@ -829,7 +884,8 @@ def test_an_evaluation_is_repeated_exactly_and_every_episode_begins_with_a_seed_
     make = evaluation._make_envs
     monkeypatch.setattr(evaluation, "_make_envs", lambda seed: seeds.append(seed) or make(seed))
     failed, fine = (evaluation._play_or_replay(None, Worker("the evaluation")) for _ in range(2))
-    assert same_bits(failed, fine) and len(fine.ret) == 3
+    assert same_bits(failed, fine)
+    assert len(fine.ret) == 3
     assert seeds == [SEED, SEED, SEED + 2], "the second one has the environments of the first"
     evaluation.stop()
     assert warnings == [
@@ -865,7 +921,8 @@ def test_evaluations_keep_environments_that_begin_anew_with_a_seed_and_close_the
     monkeypatch.setattr(evaluation, "_make_envs", watched)
     first, *others = (evaluation._play_or_replay(None, Worker("the evaluation")) for _ in range(3))
     assert all(same_bits(first, other) for other in others)
-    assert len(new) == made and same_bits(starts[0], starts[-1])
+    assert len(new) == made
+    assert same_bits(starts[0], starts[-1])
     evaluation.stop()
     assert len(closed) == made
 
@@ -887,15 +944,27 @@ def test_a_thread_that_hangs_ends_the_run_with_its_work_saved(tmp_path):
         "--hidden-sizes 4 --quiet"
     )
     words = [*flags.split(), "--env", TOY, "--env-params", '{"hang_at": 30}', "--run-dir", "run"]
-    process = start_script(*words, cwd=tmp_path, script=SCRIPT, PYTHONPATH=str(ROOT / "tests"))
+    process = start_script(
+        *words,
+        cwd=tmp_path,
+        script=SCRIPT,
+        PYTHONPATH=str(ROOT / "tests"),
+    )
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1 and "--step-timeout 0.5" in output and "Traceback" not in output
+    assert process.returncode == 1
+    assert "--step-timeout 0.5" in output
+    assert "Traceback" not in output
     assert any((tmp_path / "run" / "checkpoints").iterdir())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        (signal.SIGKILL, -9),
+    ],
 )
 def test_signals_leave_no_process_behind(number, code, tmp_path):
     """Not even one that hangs without listening to anybody. A terminal sends SIGINT to all of the
@@ -905,11 +974,21 @@ def test_signals_leave_no_process_behind(number, code, tmp_path):
         "--num-steps 4 --envs-per-actor 2 --hidden-sizes 4 --total-timesteps 1e8 "
         "--log-interval 64 --run-dir run"
     )
-    params = trouble(tmp_path, sleep=0.01, spin_at=30, simulator=str(tmp_path / "simulator"))
+    params = trouble(
+        tmp_path,
+        sleep=0.01,
+        spin_at=30,
+        simulator=str(tmp_path / "simulator"),
+    )
     words = *flags.split(), "--eval-interval", 64, "--env", TOY, "--env-params", params
     with tempfile.TemporaryDirectory() as temporary:  # a short name
         path = {"PYTHONPATH": str(ROOT / "tests"), "TMPDIR": temporary}
-        process = start_script(*words, cwd=tmp_path, script=SCRIPT, **path)
+        process = start_script(
+            *words,
+            cwd=tmp_path,
+            script=SCRIPT,
+            **path,
+        )
         read_until(process, "step ")
         wait_until((tmp_path / "once").exists)
         below = children(process.pid)
@@ -946,7 +1025,9 @@ def test_a_kill_leaves_nothing_of_environments_that_are_being_made(tmp_path):
     with tempfile.TemporaryDirectory() as temporary:  # a short name
         paths = {"PYTHONPATH": f"{ROOT / 'common'}{os.pathsep}{tmp_path}", "TMPDIR": temporary}
         process = subprocess.Popen(
-            [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | paths
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env=os.environ | paths,
         )
         wait_until(lambda: len(list(tmp_path.glob("simulator*"))) == 2)
         assert os.listdir(temporary)
@@ -983,7 +1064,12 @@ def test_a_kill_leaves_nothing_of_environments_that_are_being_made(tmp_path):
 )
 def test_what_would_end_the_process_in_envpool_is_refused(env_id, parameter, value):
     with pytest.raises(UsageError, match=parameter):
-        make_host(f"envpool:{env_id}", 2, 0, json.dumps({parameter: value}))
+        make_host(
+            f"envpool:{env_id}",
+            2,
+            0,
+            json.dumps({parameter: value}),
+        )
 
 
 def test_numbers_in_their_range_reach_envpool():
@@ -1032,6 +1118,10 @@ def test_an_observation_outside_of_its_bounds_does_not_wrap():
     spec = Conversion(
         "E", gymnasium.spaces.Box(0, 9, (1,), np.int64), gymnasium.spaces.Discrete(2)
     ).spec
-    envs = SimpleNamespace(spec=spec, num_envs=1, reset=lambda: np.int64([[5_000_000_000]]))
+    envs = SimpleNamespace(
+        spec=spec,
+        num_envs=1,
+        reset=lambda: np.int64([[5_000_000_000]]),
+    )
     with pytest.raises(FailedEnvError, match="5000000000"):
         Stepper(Worker("actor 0", envs=envs))

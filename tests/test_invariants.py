@@ -151,7 +151,15 @@ def minibatches_over(num_devices, num_steps, num_envs, num_minibatches, epochs=2
     return samples.reshape(epochs, num_minibatches, -1, 2)
 
 
-@pytest.mark.parametrize("sizes", [(8, 16, 4), (8, 16, 16), (5, 16, 2)], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (8, 16, 4),
+        (8, 16, 16),
+        (5, 16, 2),
+    ],
+    ids=str,
+)
 def test_x2_every_sample_is_in_one_minibatch_of_each_epoch_on_any_number_of_devices(sizes):
     num_steps, num_envs, num_minibatches = sizes
     width = block_width(num_steps, num_minibatches)
@@ -256,7 +264,8 @@ def check_runs(case, moved_to_four, tmp_path, monkeypatch):
     same = algorithm.train(algorithm.Args.from_run(part.run_dir, quiet=True))
     assert (same.status, same.env_steps, same.run_dir) == ("finished", end, part.run_dir)
     assert same.state_sha256 == whole.state_sha256 == result["state_sha256"] != part.state_sha256
-    assert same_bits(same.params, whole.params) and same.evaluation == whole.evaluation
+    assert same_bits(same.params, whole.params)
+    assert same.evaluation == whole.evaluation
     assert stop * update % chunk or metric_rows(part.run_dir) == rows
     with Watch(monkeypatch) as watch:
         another = run("another", seed=1, eval_interval=0)
@@ -300,7 +309,11 @@ class OracleCritic(nn.Module):
 
 @pytest.mark.parametrize(
     ("num_seeds", "backend"),
-    [(1, "cpu"), (1, "gpu"), pytest.param(3, "cpu", marks=pytest.mark.slow)],
+    [
+        (1, "cpu"),
+        (1, "gpu"),
+        pytest.param(3, "cpu", marks=pytest.mark.slow),
+    ],
 )
 def test_x6_bootstrap_through_the_whole_update(monkeypatch, num_seeds, backend):
     """Several seeds are under vmap; a GPU computes values at time limits in another way, which a
@@ -380,7 +393,8 @@ def test_every_seed_learns_cartpole_and_keeps_it(tmp_path):
         row["eval/return_mean"] for row in metric_rows(result.run_dir) if "eval/return_mean" in row
     ]
     assert len(rows) == 4
-    assert min(rows[-1]) >= 495 and np.mean(rows[2]) > 480
+    assert min(rows[-1]) >= 495
+    assert np.mean(rows[2]) > 480
 
 
 @pytest.mark.slow
@@ -416,9 +430,19 @@ def test_x8_a_member_equals_the_single_run_with_its_values(args, env, swept):
     test_flags.py.
     """
     population = args(population=2, sweep=swept, seed=5)
-    together, _ = run_updates(population, run_env(population, make_env(env)), 2, 3)
+    together, _ = run_updates(
+        population,
+        run_env(population, make_env(env)),
+        2,
+        3,
+    )
     flags = as_flags(population.flags_of_members()[1], "")
-    alone, _ = run_updates(args(**flags), make_env(env, flags.get("env_params", "")), 2, 3)
+    alone, _ = run_updates(
+        args(**flags),
+        make_env(env, flags.get("env_params", "")),
+        2,
+        3,
+    )
     others, ours = (jax.tree.map(lambda x, i=i: x[i][None], to_host(together)) for i in range(2))
     assert relative_difference(to_host(alone).learner.params, ours.learner.params) < 1e-4
     assert relative_difference(to_host(alone).learner.params, others.learner.params) > 0.01

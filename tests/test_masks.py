@@ -104,7 +104,8 @@ def test_no_noise_picks_what_is_illegal(rising, monkeypatch, scale=1e4):
             first, second = np.moveaxis(
                 np.asarray(policy.sample(np.stack([noise] * 2, -1)[None].repeat(5, 0))), -1, 0
             )
-            assert legal[:4][first].all() and legal[4:][second].all()
+            assert legal[:4][first].all()
+            assert legal[4:][second].all()
 
 
 @pytest.mark.parametrize("legal", [LEGAL[0], LEGAL[0] & (np.arange(6) < 4)], ids=str)
@@ -117,7 +118,8 @@ def test_gradients_are_finite_and_none_reaches_what_is_illegal(legal):
         return policy.entropy() + policy.log_prob(action) + policy.symmetric_kl_to_uniform()
 
     value, gradient = jax.value_and_grad(measures)(jnp.array([3.0, -2.0, 50.0, 1.0, 0.0, 100.0]))
-    assert np.isfinite(value) and np.isfinite(gradient).all()
+    assert np.isfinite(value)
+    assert np.isfinite(gradient).all()
     assert not np.any(gradient[:4][~legal[:4]])
     assert np.any(gradient[4:] != 0) == (not legal[4:].any())
 
@@ -149,7 +151,8 @@ def test_q_values_without_a_legal_action_are_those_without_a_mask(epsilon):
     plain = head.apply(variables, x)
     found = head.apply(variables, x, {MASK: masks})
     np.testing.assert_array_equal(found[:2], plain[:2])
-    assert np.argmax(found[2]) == 1 and np.max(found[2]) == plain[2, 1]
+    assert np.argmax(found[2]) == 1
+    assert np.max(found[2]) == plain[2, 1]
     greedy = epsilon_greedy(plain, epsilon, {MASK: masks})
     free = epsilon_greedy(plain, epsilon)
     np.testing.assert_array_equal(greedy.mode()[:2], free.mode()[:2])
@@ -181,7 +184,10 @@ def test_parts_of_an_action_add_up():
 
 def test_every_component_of_an_action_needs_a_legal_choice():
     spec = EnvSpec(
-        name="E", observation_space=None, obs_dtype=None, action_space=MultiDiscrete(NVEC)
+        name="E",
+        observation_space=None,
+        obs_dtype=None,
+        action_space=MultiDiscrete(NVEC),
     )
     masks = np.array([[1, 0, 0, 0, 0, 1], [1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1]], bool)
     for row, stuck in enumerate((False, True, True)):
@@ -283,7 +289,11 @@ def test_an_evaluation_in_which_nothing_was_legal_does_not_count(tmp_path, capsy
     error.
     """
     args = small_args(
-        env="test_masks:Stuck", num_steps=2, total_timesteps=32, run_dir=str(tmp_path), quiet=False
+        env="test_masks:Stuck",
+        num_steps=2,
+        total_timesteps=32,
+        run_dir=str(tmp_path),
+        quiet=False,
     )
     assert ppo.train(args).status == "finished", "which has not come to the state itself"
     assert (
@@ -334,9 +344,8 @@ def test_no_illegal_action_is_ever_taken(name, tmp_path):
     wanted = [row["policy/target_entropy"] for row in rows if row.get("policy/alpha") is not None]
     # Half of the largest entropy; one action is legal in two thirds of all states, and two in the
     # others
-    assert bool(wanted) == (name == "sac") and wanted == pytest.approx(
-        [0.5 * np.log(2) / 3] * len(wanted), rel=0.3
-    )
+    assert bool(wanted) == (name == "sac")
+    assert wanted == pytest.approx([0.5 * np.log(2) / 3] * len(wanted), rel=0.3)
 
 
 @pytest.mark.slow
@@ -386,7 +395,11 @@ def values_of(module, args, env, learner, obs):
     ids=lambda module: module.__name__,
 )
 def test_critics_alone_see_what_is_privileged(module):
-    flags = {"hidden_sizes": (8,), "normalize_obs": True, "quiet": True}
+    flags = {
+        "hidden_sizes": (8,),
+        "normalize_obs": True,
+        "quiet": True,
+    }
     flags |= {"rnn": "gru", "rnn_size": 8} if module in (ppo_rnn, appo) else {}
     args = module.Args(**flags)
     env = wrap(Secretive())
@@ -424,8 +437,6 @@ def test_a_loaded_policy_does_not_ask_for_what_is_privileged(tmp_path):
     np.testing.assert_array_equal(jax.jit(function_of(policy))(public), policy(public))
     # Which gives it all there is
     episodes = play_episodes(env, policy, jax.random.split(jax.random.key(1), 4))
-    assert (
-        policy.evaluation == result.evaluation["eval/return_mean"][0]
-        and np.isfinite(episodes.ret).all()
-    )
+    assert policy.evaluation == result.evaluation["eval/return_mean"][0]
+    assert np.isfinite(episodes.ret).all()
     assert play(PlayArgs(str(tmp_path), episodes=2, env=run["env"])).ret.shape == (2,)

@@ -106,7 +106,13 @@ class Trio(Env):
     agents = (0, 1, 2)
 
     def __init__(self):
-        super().__init__("trio", None, box((1,)), MultiDiscrete((3, 3, 3)), max_steps=1)
+        super().__init__(
+            "trio",
+            None,
+            box((1,)),
+            MultiDiscrete((3, 3, 3)),
+            max_steps=1,
+        )
 
     def begin(self, key):
         return jnp.ones(1), 0
@@ -173,7 +179,12 @@ def test_members_learn_nothing_of_agents_that_others_play(monkeypatch):
         return jnp.tile(jnp.array([True, False, False]), (len(keys), 1))
 
     monkeypatch.setattr(drivers, "draw_own_components", first_agent)
-    state, update = begun_and_update(1, ent_coef=0.1, num_minibatches=1, clip_eps=1e-5)
+    state, update = begun_and_update(
+        1,
+        ent_coef=0.1,
+        num_minibatches=1,
+        clip_eps=1e-5,
+    )
     after, metrics = update(state)
     for name in ("kernel", "bias"):
         moved = np.any(
@@ -193,12 +204,11 @@ def test_half_of_the_agents_are_dealt_by_environment_on_any_number_of_devices():
     )
     own = np.concatenate(one)
     assert np.array_equal(own, np.concatenate(two))
-    assert (
-        (own[:, 0] == own[:, 1]).all()
-        and (own[:, 3] == own[:, 4]).all()
-        and (own[:, 3] == own[:, 5]).all()
-    )
-    assert (own[:, [0, 2, 3]].sum(axis=1) == 2).all() and not own.all(axis=0).any()
+    assert (own[:, 0] == own[:, 1]).all()
+    assert (own[:, 3] == own[:, 4]).all()
+    assert (own[:, 3] == own[:, 5]).all()
+    assert (own[:, [0, 2, 3]].sum(axis=1) == 2).all()
+    assert not own.all(axis=0).any()
     assert (
         draw_own_components(jax.random.split(jax.random.key(0), 64), (0, 1)).sum(axis=1) == 1
     ).all()
@@ -211,9 +221,8 @@ def test_golden_ratings_of_two():
     scores = np.array([[np.nan, np.nan, 0.75], [np.nan] * 3, [0.25, np.nan, np.nan]])
     found = elo_ratings(scores, games=2)
     assert np.isnan(found).tolist() == [False, True, False]
-    assert found[0] - found[2] == pytest.approx(147.19, abs=0.01) and np.nanmean(
-        found
-    ) == pytest.approx(1000)
+    assert found[0] - found[2] == pytest.approx(147.19, abs=0.01)
+    assert np.nanmean(found) == pytest.approx(1000)
     assert np.isnan(elo_ratings(np.full((2, 2), np.nan), games=2)).all()
     assert np.isfinite(elo_ratings(np.triu(np.ones((20, 20)), 1), games=1000)).all(), (
         "who wins all games, too"
@@ -240,17 +249,21 @@ def test_all_play_all_and_count_wins_and_draws():
         good = jax.vmap(lambda key, legal: sample(key, game.action_space, legal))(keys, legal)
         return jnp.where(learner.params < 0, jnp.argmin(legal, axis=-1), good), memory
 
-    scores = play_all(game, OnPolicy(*[None] * 3, act, lambda count: ()), skills, games=200)
-    assert (
-        np.isnan(scores[2]).all()
-        and np.isnan(scores[:, 2]).all()
-        and np.isnan(np.diag(scores)).all()
+    scores = play_all(
+        game,
+        OnPolicy(*[None] * 3, act, lambda count: ()),
+        skills,
+        games=200,
     )
+    assert np.isnan(scores[2]).all()
+    assert np.isnan(scores[:, 2]).all()
+    assert np.isnan(np.diag(scores)).all()
     assert scores[1, 0] == scores[1, 3] == 0.0
     assert 0.9 < scores[0, 1] <= 1, (
         "who moves first can move against the rules only on a board with a stone"
     )
-    assert scores[0, 3] != scores[3, 0] and scores[[0, 3], [3, 0]] == pytest.approx(0.5, abs=0.12)
+    assert scores[0, 3] != scores[3, 0]
+    assert scores[[0, 3], [3, 0]] == pytest.approx(0.5, abs=0.12)
 
 
 @pytest.mark.slow
@@ -264,11 +277,9 @@ def test_runs_resume_to_the_last_bit_and_end_with_ratings(env, tmp_path, capsys,
         stored, resumed = (
             json.loads((tmp_path / name / "elo.json").read_text()) for name in ("a", "b")
         )
-        assert (
-            stored["env_steps"] == 96
-            and stored["games"] == 4
-            and np.shape(stored["scores"]) == (3, 3)
-        )
+        assert stored["env_steps"] == 96
+        assert stored["games"] == 4
+        assert np.shape(stored["scores"]) == (3, 3)
         assert np.mean(stored["ratings"]) == pytest.approx(1000)
         assert f"{max(stored['ratings']):.1f}" in capsys.readouterr().out
         assert resumed == stored

@@ -53,7 +53,13 @@ def outcomes(ends):
 )
 def test_gae_golden_values(ends, expected):
     reward, *others = outcomes(ends)
-    gae = ppo.gae(reward, jnp.float32(VALUE)[:, None], *others, 0.99, 0.95)
+    gae = ppo.gae(
+        reward,
+        jnp.float32(VALUE)[:, None],
+        *others,
+        0.99,
+        0.95,
+    )
     np.testing.assert_allclose(gae[:, 0], expected, rtol=1e-6)
 
 
@@ -134,7 +140,12 @@ def test_no_epoch_counts_after_one_that_moves_the_policy_too_far():
         (jnp.float32(0), 3),
         (jnp.float32(0.15), 2),
     ):
-        (_, steps), metrics = run_epochs(step, ({}, jnp.float32(0)), divergences, target)
+        (_, steps), metrics = run_epochs(
+            step,
+            ({}, jnp.float32(0)),
+            divergences,
+            target,
+        )
         assert steps == metrics["steps_max"] == 2 * metrics["policy/epochs"] == 2 * epochs
         assert metrics["policy/approx_kl"] == pytest.approx(
             float(divergences[:epochs].mean()), rel=1e-5
@@ -165,7 +176,9 @@ def test_adapt_learning_rate():
 @pytest.mark.parametrize("swept", [{}, {"ent_coef": jnp.float32(0.4)}], ids=["alone", "member"])
 def test_entropy_coefficient_falls_in_a_line(swept):
     args = small_args(
-        ent_coef=0.2, ent_fraction=0.5, total_timesteps=8 * small_args().steps_per_update
+        ent_coef=0.2,
+        ent_fraction=0.5,
+        total_timesteps=8 * small_args().steps_per_update,
     )
     updates = jnp.arange(6)  # of eight
     run = SimpleNamespace(updates=updates, member_values=swept)
@@ -183,8 +196,17 @@ def test_entropy_coefficient_falls_in_a_line(swept):
 
 
 def test_ratio_of_the_first_minibatch_is_one():
-    sizes = {"update_epochs": 1, "num_minibatches": 1, "hidden_sizes": (8,)}
-    args = small_args(**sizes, clip_eps=1e-5, learning_rate=0.01, normalize_obs=True)
+    sizes = {
+        "update_epochs": 1,
+        "num_minibatches": 1,
+        "hidden_sizes": (8,),
+    }
+    args = small_args(
+        **sizes,
+        clip_eps=1e-5,
+        learning_rate=0.01,
+        normalize_obs=True,
+    )
     _, metrics = run_updates(args, make_env("CartPole-v1"), 1, 3)
     assert metrics["policy/clip_fraction"] == 0
     assert metrics["policy/approx_kl"] > 1e-6, "after that step the policy is another"
@@ -203,7 +225,8 @@ def test_categorical_against_numpy():
     np.testing.assert_allclose(
         [policy.log_prob(jnp.int32(i)) for i in range(5)], np.log(p), rtol=1e-5
     )
-    assert policy.mode() == 2 and policy.mode().shape == ()
+    assert policy.mode() == 2
+    assert policy.mode().shape == ()
 
     policy = Categoricals(jnp.asarray(LOGITS), (2, 3), scalar=False)
     p = softmax(LOGITS[:2])
@@ -231,7 +254,8 @@ def test_epsilon_greedy_explores_with_probability_epsilon_among_what_is_legal(le
     picks = jax.vmap(policy.sample)(noise)
     np.testing.assert_allclose(np.bincount(picks, minlength=5) / len(noise), expected, atol=1e-4)
     greedy = epsilon_greedy(q, 0.0, obs)
-    assert policy.mode() == best and set(jax.vmap(greedy.sample)(noise).tolist()) == {best}
+    assert policy.mode() == best
+    assert set(jax.vmap(greedy.sample)(noise).tolist()) == {best}
 
 
 @pytest.mark.parametrize(
@@ -259,7 +283,11 @@ def test_sample_frequencies(space):
 
 def test_symmetric_kl_to_uniform():
     tilted = [0.7, 0.1, 0.1, 0.1]
-    for logits, nvec, wanted in ((tilted, (4,), 1), (tilted * 2, (4, 4), 2), ([1] * 4, (4,), 0)):
+    for logits, nvec, wanted in (
+        (tilted, (4,), 1),
+        (tilted * 2, (4, 4), 2),
+        ([1] * 4, (4,), 0),
+    ):
         policy = Categoricals(jnp.log(jnp.array(logits)), nvec, scalar=len(nvec) == 1)
         assert policy.symmetric_kl_to_uniform() == pytest.approx(
             wanted * 0.4378298, rel=1e-6, abs=1e-7
@@ -298,7 +326,11 @@ def of_choices(nvec, legal=None):
 
 def test_kl_divergences_and_probabilities_of_own_components_alone():
     """Of every kind; with gradients that are finite, and zero where both are the same."""
-    cases = [of_normals(), of_choices((5,)), of_choices((2, 3))]
+    cases = [
+        of_normals(),
+        of_choices((5,)),
+        of_choices((2, 3)),
+    ]
     cases += [
         of_choices((5,), [1, 0, 1, 0, 1]),
         of_choices((2, 3), [1, 0, 0, 1, 1]),
@@ -310,18 +342,22 @@ def test_kl_divergences_and_probabilities_of_own_components_alone():
     for (policy, other), value in zip(
         pairs, [*values, values[0] + values[1] + values[4]], strict=True
     ):
-        np.testing.assert_allclose(policy.kl(other), value, rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(
+            policy.kl(other),
+            value,
+            rtol=1e-4,
+            atol=1e-7,
+        )
         assert policy.kl(policy) == 0
         for second, is_zero in ((other, value == 0), (policy, True)):
             gradients = jax.grad(lambda p, q: p.kl(q), (0, 1), allow_int=True)(policy, second)
             moved = [np.abs(x).max() for x in jax.tree.leaves(gradients) if x.dtype == np.float32]
-            assert np.isfinite(moved).all() and (np.max(moved) < 1e-6) == is_zero
+            assert np.isfinite(moved).all()
+            assert (np.max(moved) < 1e-6) == is_zero
     drawn = policy.sample_with_key(jax.random.key(0))  # of the last pair, several parts
     best = policy.mode()
-    assert (
-        jax.tree.map(jnp.shape, drawn) == jax.tree.map(jnp.shape, best)
-        and drawn["a"][1].dtype == jnp.int32
-    )
+    assert jax.tree.map(jnp.shape, drawn) == jax.tree.map(jnp.shape, best)
+    assert drawn["a"][1].dtype == jnp.int32
     own = jnp.array([True, False])
     normals = [Normal(x.mean[:1], x.log_std[:1]) for x in pairs[0]]
     choices = [Categoricals(x.logits[:2], (2,), True) for x in pairs[2]]
@@ -401,7 +437,12 @@ def test_running_statistics_equal_numpy(devices):
     np.testing.assert_allclose([normal.mean(0), normal.std(0)], [[0, 0], [1, 1]], atol=1e-4)
     assert stats.normalize(jnp.full((2,), 1e6)).max() == 10
     valid = np.arange(24).reshape(8, 3) % 5 > 0
-    some = over_devices(running_stats((2,)).merge, devices, jnp.float32(batches[1]), valid)
+    some = over_devices(
+        running_stats((2,)).merge,
+        devices,
+        jnp.float32(batches[1]),
+        valid,
+    )
     some = jax.tree.map(lambda x: x[0], some)
     chosen = batches[1][valid]
     assert some.count == len(chosen)
@@ -411,11 +452,18 @@ def test_running_statistics_equal_numpy(devices):
 @pytest.mark.parametrize("count", [2**24, 2**28, 2**32 - 1, 10**10])
 def test_running_statistics_count_single_samples_after_billions(count):
     words = {"count": jnp.uint32(count % 2**32), "count_high": jnp.uint32(count // 2**32)}
-    stats = running_stats(()).replace(mean=jnp.float32(3), m2=jnp.float32(count), **words)
+    stats = running_stats(()).replace(
+        mean=jnp.float32(3),
+        m2=jnp.float32(count),
+        **words,
+    )
 
     def merge_a_thousand(stats):
         return jax.lax.fori_loop(
-            0, 1024, lambda i, stats: stats.merge(3.0 + 2 * (i % 2) - jnp.ones(1)), stats
+            0,
+            1024,
+            lambda i, stats: stats.merge(3.0 + 2 * (i % 2) - jnp.ones(1)),
+            stats,
         )
 
     alone = jax.tree.map(lambda x: x[None], stats)
@@ -563,7 +611,10 @@ def test_a_distribution_of_returns_is_shared_by_neighbours_and_chosen_by_its_mea
     moved = value.replace(atoms=1.5 * value.atoms + 0.3)
     shared = np.zeros((6, 5))
     for row, atoms, weights in zip(
-        shared, np.clip(moved.atoms, -2, 2) + 2, jax.nn.softmax(moved.logits), strict=True
+        shared,
+        np.clip(moved.atoms, -2, 2) + 2,
+        jax.nn.softmax(moved.logits),
+        strict=True,
     ):
         for atom, weight in zip(atoms, weights, strict=True):
             row[math.floor(atom)] += weight * (1 - atom % 1)

@@ -98,11 +98,10 @@ def test_cells_of_a_new_network_remember_for_times_up_to_their_span(kind, span, 
     _, after = module.apply({"params": params}, *inputs, jax.tree.map(lambda x: x + 1, memory))
     # An LSTM's second array is the one that lasts
     times = 1 / (1 - np.asarray(after[0][-1][0, 0], np.float64))
-    assert low - 1e-3 < times.min() and times.max() < high + 0.1
-    assert (
-        np.ptp(times) > 0.9 * (high - low) - 1e-3
-        and abs(times.mean() - (low + high) / 2) < 0.1 * high
-    )
+    assert low - 1e-3 < times.min()
+    assert times.max() < high + 0.1
+    assert np.ptp(times) > 0.9 * (high - low) - 1e-3
+    assert abs(times.mean() - (low + high) / 2) < 0.1 * high
     # All of it is new
     params["input_0"]["bias"] = params["input_0"]["bias"].at[2 * size : 3 * size].set(100.0)
     _, filled = module.apply({"params": params}, *inputs, memory)
@@ -167,7 +166,12 @@ LATER = ("segments", "Hybrid"), ("shared", "Endings"), ("half precision", "Endin
 )
 def test_x7_learning_begins_with_the_probabilities_of_acting(case, env):
     """Episodes of 3, 4 and 5 steps end at every position of rollouts and segments."""
-    _, metrics = run_updates(small_rnn_args(**ONE_STEP | VARIANTS[case]), make_env(env), 1, 6)
+    _, metrics = run_updates(
+        small_rnn_args(**ONE_STEP | VARIANTS[case]),
+        make_env(env),
+        1,
+        6,
+    )
     assert metrics["policy/log_ratio_max"] < 1e-5
     assert metrics["grad/norm"] > 1e-3
 

@@ -24,7 +24,10 @@ OWN_FLAG = '    own_flag: Count = 3\n    """A flag of the fork."""\n'
 def run(*words, cwd, **variables):
     """Output of a command that has to succeed."""
     done = subprocess.run(
-        [str(word) for word in words], cwd=cwd, env=environment(**variables), capture_output=True
+        [str(word) for word in words],
+        cwd=cwd,
+        env=environment(**variables),
+        capture_output=True,
     )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
@@ -88,7 +91,11 @@ def python(tmp_path_factory):
         folder,
         source,
     ]
-    subprocess.run([str(word) for word in words], check=True, capture_output=True)
+    subprocess.run(
+        [str(word) for word in words],
+        check=True,
+        capture_output=True,
+    )
     (wheel,) = folder.glob("pmaprl-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -165,4 +172,5 @@ def test_an_algorithm_runs_through_a_link_in_any_folder(tmp_path):
 def test_the_kit_is_found_without_a_path(tmp_path):
     code = "import pmaprl.algos.ppo_pmap as ppo; print(ppo.__file__)"
     told = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH="")
-    assert Path(told.strip()).name == "ppo_pmap.py" and os.path.isabs(told.strip())
+    assert Path(told.strip()).name == "ppo_pmap.py"
+    assert os.path.isabs(told.strip())

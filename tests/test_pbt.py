@@ -31,7 +31,12 @@ RULES = Rules(
     WINDOW,
     {"learning_rate": "factor", "gamma": "complement", "adam_b2": "complement", "tau": "share"},
 )
-GIVEN = {"learning_rate": 1e-3, "gamma": 0.99, "adam_b2": 0.999, "tau": 0.9}
+GIVEN = {
+    "learning_rate": 1e-3,
+    "gamma": 0.99,
+    "adam_b2": 0.999,
+    "tau": 0.9,
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -88,7 +93,11 @@ RETURNS = [5.0, 90, 10, 80, 20, 70, 30, 60, 40, 50]  # the best are 1, 3 and 5; 
 def test_the_worst_take_over_the_best():
     learner, before = population(RETURNS)
     learned, after, record = exchanged(
-        learner, before, {"learning_rate": 1e-3}, mutation_rate=1.0, reset_rate=0.0
+        learner,
+        before,
+        {"learning_rate": 1e-3},
+        mutation_rate=1.0,
+        reset_rate=0.0,
     )
     source = record[SOURCE].tolist()
     assert source[0] == 0, "the control"
@@ -111,16 +120,19 @@ def test_the_worst_take_over_the_best():
 
 
 def test_running_episodes_of_one_that_took_over_do_not_count():
-    args = small_args(population=SIZE, pbt=True, pbt_interval=128, pbt_evolve=("gamma",))
+    args = small_args(
+        population=SIZE,
+        pbt=True,
+        pbt_interval=128,
+        pbt_evolve=("gamma",),
+    )
     running = Episodes(jnp.full((SIZE, 2), 3.0), jnp.full((SIZE, 2), 5.0))
     learner, run = population(RETURNS)
     state = TrainState(learner, Actors(running), run)
     after, metrics = jax.jit(lambda *now: evolve(args, *now))(jnp.int32(6), state)
     taken = metrics["pbt/source"] != jnp.arange(SIZE)
-    assert (
-        taken.any()
-        and jnp.isneginf(after.actors.tracker.length).all(axis=1).tolist() == taken.tolist()
-    )
+    assert taken.any()
+    assert jnp.isneginf(after.actors.tracker.length).all(axis=1).tolist() == taken.tolist()
     assert (after.actors.tracker.length[~taken] == 5).all()
     calm, _ = jax.jit(lambda *now: evolve(args, *now))(jnp.int32(7), state)
     assert (calm.actors.tracker.length == 5).all(), "no exchange was due"
@@ -151,14 +163,15 @@ def test_whoever_is_broken_takes_over_one_who_is_not_and_is_nobodys_source():
     assert taken([10.0, 90, 20, 30], broken=[1], gap=10.0) == [0, 3, 2, 3], "whatever the gap is"
     learner, before = population([10.0, 20, 30, 40, 50, 60])
     learned, after, record = exchanged(
-        breaking(learner, [2, 3, 4, 5]), before, mutation_rate=1.0, reset_rate=0.0
+        breaking(learner, [2, 3, 4, 5]),
+        before,
+        mutation_rate=1.0,
+        reset_rate=0.0,
     )
     first, *others = record[SOURCE][1:].tolist()
-    assert (
-        (record[SOURCE][0], first) == (0, 1)
-        and set(others) <= {0, 1}
-        and jnp.isfinite(learned.params).all()
-    )
+    assert (record[SOURCE][0], first) == (0, 1)
+    assert set(others) <= {0, 1}
+    assert jnp.isfinite(learned.params).all()
     assert (
         after.member_values["learning_rate"]
         != before.member_values["learning_rate"][record[SOURCE]]
@@ -167,13 +180,20 @@ def test_whoever_is_broken_takes_over_one_who_is_not_and_is_nobodys_source():
 
 def test_all_but_the_best_and_the_control_change():
     learner, before = population(RETURNS)
-    _, after, record = exchanged(learner, before, mutation_rate=1.0, reset_rate=0.0, gap=10.0)
+    _, after, record = exchanged(
+        learner,
+        before,
+        mutation_rate=1.0,
+        reset_rate=0.0,
+        gap=10.0,
+    )
     assert record[SOURCE].tolist() == list(range(SIZE))
     fixed = [0, 1, 3, 5]
     others = [2, 4, 6, 7, 8, 9]
     for name, values in after.member_values.items():
         ratio = np.array(values / before.member_values[name])
-        assert (ratio[fixed] == 1).all() and (ratio[others] != 1).all()
+        assert (ratio[fixed] == 1).all()
+        assert (ratio[others] != 1).all()
     for name, origin, low, high in (
         ("learning_rate", 0, 1.1, 1.5),
         ("gamma", 1, 1.01, 1.2),
@@ -183,7 +203,8 @@ def test_all_but_the_best_and_the_control_change():
             jnp.array(others)
         ]
         change = np.maximum(ratio, 1 / ratio)
-        assert (change > low - 1e-3).all() and (change < high + 1e-3).all()
+        assert (change > low - 1e-3).all()
+        assert (change < high + 1e-3).all()
     assert (after.member_values["tau"] <= 1).all(), "a share"
 
 
@@ -234,13 +255,18 @@ def test_the_entropy_that_members_aim_at_is_one_that_policies_have(tmp_path, mon
         "total_timesteps": 40 * 16,
         "log_interval": 16,
     }
-    args = small_sac_args(**flags, hidden_sizes=(4,), run_dir=str(tmp_path))
+    args = small_sac_args(
+        **flags,
+        hidden_sizes=(4,),
+        run_dir=str(tmp_path),
+    )
     assert max(args.members.member_values["target_entropy_scale"]) > 1, "or this shows nothing"
     sac.train(args)
     scales = np.array(
         [row["hyper/target_entropy_scale"] for row in metric_rows(tmp_path) if "pbt/source" in row]
     )
-    assert len(set(scales.ravel())) > 20 and scales.max() == 1.0
+    assert len(set(scales.ravel())) > 20
+    assert scales.max() == 1.0
 
 
 def test_changes_are_as_frequent_as_asked_and_go_both_ways():
@@ -259,7 +285,12 @@ def test_descent_goes_back_through_all_exchanges():
 
 
 def test_members_begin_changed_but_for_the_control():
-    sweep = {"population": 5, "pbt": True, "sweep": ("learning_rate=log:1e-5:1e-1",), "seed": 3}
+    sweep = {
+        "population": 5,
+        "pbt": True,
+        "sweep": ("learning_rate=log:1e-5:1e-1",),
+        "seed": 3,
+    }
     for more, evolving in (
         ({}, {"learning_rate": 1e-3}),
         ({"pbt_evolve": ("ent-coef",)}, {"ent_coef": 0.01}),
@@ -272,7 +303,8 @@ def test_members_begin_changed_but_for_the_control():
     names = "gamma gae_lambda adam_b1 adam_b2 learning_rate max_grad_norm clip_eps vf_coef ent_coef"
     assert set(member_values) == set(names.split())
     assert all(len(set(values)) == 5 and min(values) > 0 for values in member_values.values())
-    assert max(member_values["gamma"]) < 1 and member_values["gamma"][0] == 0.99
+    assert max(member_values["gamma"]) < 1
+    assert member_values["gamma"][0] == 0.99
     assert not {"tau", "alpha"} & set(
         small_sac_args(recipe="crossq", population=5, pbt=True).evolving
     )
@@ -286,7 +318,12 @@ TINY = {
     "hidden_sizes": (4,),
 }
 TINY |= {"env": "CartPole-v1", "total_timesteps": 12 * 32, "log_interval": 32, "eval_episodes": 8}
-PBT = {"population": 4, "pbt": True, "pbt_interval": 64, "normalize_obs": True}
+PBT = {
+    "population": 4,
+    "pbt": True,
+    "pbt_interval": 64,
+    "normalize_obs": True,
+}
 PBT |= {"sweep": ("learning_rate=log:1e-3:1e-1",)}
 
 
@@ -313,14 +350,13 @@ def finished(tmp_path_factory):
 def test_exchanges_are_rows_of_the_metrics(finished):
     _, folder = finished
     found = exchanges(folder)
-    assert (
-        found
-        and {step % 64 for step, _ in found} == {0}
-        and 0 not in {member for _, member in found}
-    )
+    assert found
+    assert {step % 64 for step, _ in found} == {0}
+    assert 0 not in {member for _, member in found}
     rates = {row["env_steps"]: row["hyper/learning_rate"] for row in metric_rows(folder)}
     changed = {step for step in rates if step > 32 and rates[step] != rates[step - 32]}
-    assert changed and {step % 64 for step in changed} == {0}
+    assert changed
+    assert {step % 64 for step in changed} == {0}
     assert (folder / "population.png").stat().st_size > 5_000
 
 
@@ -336,7 +372,12 @@ def test_members_of_different_devices_exchange_as_on_one_and_resume_exactly(
     updates = compiled_updates(monkeypatch)
     whole = train(tmp_path / "whole", **flags)
     assert not collectives_beside_each_other(updates[0])
-    part = train(tmp_path / "part", checkpoint_interval=32, stop_after=160, **flags)
+    part = train(
+        tmp_path / "part",
+        checkpoint_interval=32,
+        stop_after=160,
+        **flags,
+    )
     shutil.copytree(part.run_dir, tmp_path / "alone")
     assert ppo.train(ppo.Args.from_run(part.run_dir)).state_sha256 == whole.state_sha256
     alone = ppo.train(ppo.Args.from_run(tmp_path / "alone", sharding="pmap", num_devices=1))

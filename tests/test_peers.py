@@ -66,9 +66,8 @@ def test_a_peer_fills_the_same_kind_of_file(args, tmp_path):
         ["cpu:0"],
         SEED,
     )
-    assert {"python", "numpy"} <= record["versions"].keys() and record["flags"]["flags"][
-        "n_steps"
-    ] == 32
+    assert {"python", "numpy"} <= record["versions"].keys()
+    assert record["flags"]["flags"]["n_steps"] == 32
     assert (record["env_steps"], record["returns"][-1]) == (list(range(5, 101, 5)), [200, 201])
     (config, _) = (
         json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/config.json")
@@ -167,7 +166,11 @@ def test_a_convolution_that_a_peer_gets_is_that_of_flax(monkeypatch):
 
     def outputs(how, strides=1):  # of two seeds
         layer = nn.Conv(
-            16, kernel_size=(3, 3), strides=strides, padding="VALID", conv_general_dilated=how
+            16,
+            kernel_size=(3, 3),
+            strides=strides,
+            padding="VALID",
+            conv_general_dilated=how,
         )
         keys = jax.random.split(jax.random.key(1), 2)
         return jax.vmap(
@@ -214,9 +217,14 @@ def test_episodes_of_gymnasium_begin_where_those_of_the_kit_do(name, train_sb3):
     theirs.reset = lambda: np.stack([one.reset(seed=3)[0] for one in theirs.envs])
     theirs.seed = seeds.append
     rows = SimpleNamespace(args={"eval_seed": 7})
-    evaluation = SimpleNamespace(_envs=theirs, _starts=states_of(name, 2).tolist(), _rows=rows)
+    evaluation = SimpleNamespace(
+        _envs=theirs,
+        _starts=states_of(name, 2).tolist(),
+        _rows=rows,
+    )
     seen = train_sb3.Evaluation._begin(evaluation)
-    assert seeds == [7] and not np.array_equal(*seen)
+    assert seeds == [7]
+    assert not np.array_equal(*seen)
     np.testing.assert_allclose(seen[1], obs, atol=1e-6)
     action = env.action_space.low * 0.5 if hasattr(env.action_space, "low") else 0
     for _ in range(3):

@@ -77,8 +77,10 @@ def test_the_interquartile_mean_is_exact_where_quarters_are_no_whole_numbers():
 
 def test_few_seeds_have_a_range_and_no_interval():
     few = np.array([3.0, 7.0, 4.0])
-    assert interval(few) is None and spread(np.array([3.0])) is None
-    assert (spread(few).low, spread(few).high) == (3, 7) and "95%" not in spread(few).name
+    assert interval(few) is None
+    assert spread(np.array([3.0])) is None
+    assert (spread(few).low, spread(few).high) == (3, 7)
+    assert "95%" not in spread(few).name
 
 
 def test_the_interval_is_of_the_estimate():
@@ -104,16 +106,19 @@ def test_a_difference_is_paired_where_seeds_are_the_same():
         True,
     )
     apart = difference(base + 1, [6, 7, 8, 9, 10], base, seeds)
-    assert (
-        (apart.value, apart.paired) == (1, False)
-        and apart.interval.low < -50
-        and apart.interval.high > 50
-    )
+    assert (apart.value, apart.paired) == (1, False)
+    assert apart.interval.low < -50
+    assert apart.interval.high > 50
 
 
 def test_the_probability_of_improvement_counts_pairs():
     """A tie is half of one."""
-    found = difference(np.array([1.0, 2, 3, 4]), range(4), np.array([0.0, 2, 3, 4]), range(4, 8))
+    found = difference(
+        np.array([1.0, 2, 3, 4]),
+        range(4),
+        np.array([0.0, 2, 3, 4]),
+        range(4, 8),
+    )
     pairs = [(x > y) + 0.5 * (x == y) for x in (1, 2, 3, 4) for y in (0, 2, 3, 4)]
     assert found.probability == np.mean(pairs)
     assert found.probability_interval.low < found.probability < found.probability_interval.high
@@ -165,7 +170,8 @@ def test_versions_of_a_file_that_are_put_together_are_told(tmp_path, capsys):
             (path / "config.json").write_text(json.dumps(config))
         compared(*map(str, paths))
         notes = capsys.readouterr().err
-        assert told in notes and bool(told) == ("versions" in notes)
+        assert told in notes
+        assert bool(told) == ("versions" in notes)
 
 
 def test_seconds_add_up_over_resumes(tmp_path):
@@ -174,7 +180,8 @@ def test_seconds_add_up_over_resumes(tmp_path):
     writer = LogWriter(tmp_path / "a", args, {}, resume_at=200)
     clock = Clock()
     clock.go_on(read_log(tmp_path / "a", ()))
-    assert 12 <= clock.wall < 100 and clock.trained_before == 2
+    assert 12 <= clock.wall < 100
+    assert clock.trained_before == 2
     writer.close()
 
 
@@ -228,7 +235,11 @@ def test_seeds_are_interpolated_within_what_they_have():
     ]
     places, values = align(logged)
     assert places.tolist() == [0, 5, 10, 15, 20, 30, 40]
-    wanted = [[0, 5, 10, 15, 20, 30, 40], [nan] * 7, [nan, 100, 150, 200, 250, 350, nan]]
+    wanted = [
+        [0, 5, 10, 15, 20, 30, 40],
+        [nan] * 7,
+        [nan, 100, 150, 200, 250, 350, nan],
+    ]
     np.testing.assert_array_equal(
         values, wanted, "of equal places the last counts, and late ones are put in order"
     )
@@ -398,7 +409,8 @@ def test_equal_runs_count_once(tmp_path, capsys):
     (row,) = compared(*runs[:2])
     assert row["seeds"] == 2
     (note,) = capsys.readouterr().err.splitlines()
-    assert "copy" in note and "equal" in note
+    assert "copy" in note
+    assert "equal" in note
     with Path(runs[1], "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"env_steps": 200, TRAINING: [3, 4]}) + "\n")
     (row,) = compared(*runs[:2])
@@ -427,7 +439,8 @@ def test_a_baseline_is_compared_with_by_seeds(tmp_path):
         other[name]
         for name in ("difference", "difference_low", "difference_high", "paired", "better")
     ]
-    assert found == [1, 1, 1, True, 10 / 16] and np.isnan(baseline["difference"])
+    assert found == [1, 1, 1, True, 10 / 16]
+    assert np.isnan(baseline["difference"])
     with pytest.raises(UsageError, match="baseline"):
         compared(runs[0], baseline=runs[1:])
 
@@ -494,7 +507,9 @@ def test_two_factors_have_a_short_legend(tmp_path):
     drawn = {
         (line.get_color(), line.get_linestyle()) for line in axes.lines if len(line.get_xdata())
     }
-    assert len(drawn) == 6 and axes.get_xscale() == "log" and axes.get_ylim() == (-1, 50)
+    assert len(drawn) == 6
+    assert axes.get_xscale() == "log"
+    assert axes.get_ylim() == (-1, 50)
 
 
 def test_two_factors_have_a_heat_map(tmp_path):
@@ -511,7 +526,12 @@ def test_two_factors_have_a_heat_map(tmp_path):
 def test_a_reader_that_leaves_ends_no_command_with_a_traceback(tmp_path):
     run = make_run(tmp_path / "a", rows([100], [1]))
     command = f"{shlex.quote(sys.executable)} -m pmaprl.compare {shlex.quote(run)} | true"
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.stderr == ""
 
 
@@ -526,14 +546,16 @@ def test_equal_members_are_ranked_by_what_they_earned_while_training():
     assert ranked([500, 500, 500, 9], training) == [1, 2, 0, 3]
     early = Series(steps, steps, np.array([[0.0, 0], [100, 500], [500, 500]]))
     assert ranked([500, 500], early) == [1, 0]
-    assert ranked([1, math.nan, 2]) == [2, 0, 1] and ranked([7, 7], None) == [0, 1]
+    assert ranked([1, math.nan, 2]) == [2, 0, 1]
+    assert ranked([7, 7], None) == [0, 1]
 
 
 def test_many_seeds_are_toldsummary_of_seeds():
     returns = np.arange(30.0)
     returns[[3, 7]] = np.nan
     text = summary_of_seeds(returns, first_seed=100)
-    assert "IQM 15.5 [" in text and "over 28 seeds" in text
+    assert "IQM 15.5 [" in text
+    assert "over 28 seeds" in text
     assert "best 29.0 (seed 129), worst 0.0 (seed 100), 2 of 30 seeds broke" in text
     assert "interval" not in summary_of_seeds(np.array([1.0, 2, 3]), 0)
 
@@ -548,7 +570,8 @@ def test_a_baseline_is_one_line_also_where_its_run_is_a_copy(tmp_path):
     for run, checksum in zip(runs, ("one", "one", "two"), strict=True):
         Path(run, "result.json").write_text(json.dumps({"state_sha256": checksum}))
     same, other = compared(*runs, by=("gamma",), baseline=(runs[1],))
-    assert np.isnan(same["difference"]) and other["difference"] == 0
+    assert np.isnan(same["difference"])
+    assert other["difference"] == 0
     members = [{"seed": 0, "gamma": 0.9}, {"seed": 0, "gamma": 0.99}]
     sweep = make_run(tmp_path / "sweep", rows([100], [[1, 2]]))
     config = json.loads(Path(sweep, "config.json").read_text())
@@ -566,7 +589,11 @@ def test_values_that_look_alike_once_shortened_are_told_apart(tmp_path):
         for index, params in enumerate(long)
         for gamma in (0.9, 0.99)
     ]
-    args = plot.Args(runs=tuple(runs), by=("env_params", "gamma"), kind="heatmap")
+    args = plot.Args(
+        runs=tuple(runs),
+        by=("env_params", "gamma"),
+        kind="heatmap",
+    )
     np.testing.assert_allclose(
         plot.learning_curves(args).axes[0].images[0].get_array(), [[0, 1], [0, 1]]
     )
@@ -597,7 +624,11 @@ def test_runs_of_a_baseline_count_as_one_group(tmp_path):
         )
     ]
     elsewhere = make_run(
-        tmp_path / "elsewhere", rows([100], [0]), evaluation=[9], env="Acrobot-v1", gamma=0.9
+        tmp_path / "elsewhere",
+        rows([100], [0]),
+        evaluation=[9],
+        env="Acrobot-v1",
+        gamma=0.9,
     )
     by = {"by": ("gamma",)}
     both = runs[0], runs[1]
@@ -621,10 +652,13 @@ def test_points_that_would_hide_each_other_are_side_by_side():
     """By height, each where it is on average, and away from the points of other places."""
     x = np.array([1.0, 1, 1, 1, 2, 2])
     moved = side_by_side(x, np.array([500.0, 499, 100, 500, 300, 200]))
-    assert moved[2] == 1 and moved[4:].tolist() == [2, 2]
-    assert moved[1] < moved[0] < moved[3] < 1.3 and moved[[0, 1, 3]].mean() == pytest.approx(1)
+    assert moved[2] == 1
+    assert moved[4:].tolist() == [2, 2]
+    assert moved[1] < moved[0] < moved[3] < 1.3
+    assert moved[[0, 1, 3]].mean() == pytest.approx(1)
     decades = side_by_side(np.array([1e-4, 1e-4, 1e-2]), np.zeros(3), is_log=True)
-    assert decades[0] < 1e-4 < decades[1] and decades[0] * decades[1] == pytest.approx(1e-8)
+    assert decades[0] < 1e-4 < decades[1]
+    assert decades[0] * decades[1] == pytest.approx(1e-8)
     assert len(set(side_by_side(np.ones(3), np.zeros(3)))) == 3
 
 
@@ -637,12 +671,14 @@ def test_single_points_of_lines_are_side_by_side_in_the_order_of_the_legend(word
     args = parse(plot.Args, [*runs, "--by", "gamma", *words])
     (axes,) = plot.learning_curves(args).axes
     first, second = (line.get_xdata()[0] for line in axes.lines)
-    assert first < 100 < second and "side by side" in axes.get_xlabel()
+    assert first < 100 < second
+    assert "side by side" in axes.get_xlabel()
     assert list(axes.get_xticks()) == [100]
     curve = make_run(tmp_path / "curve", rows([100, 300], [1, 2]), gamma=0.5)
     axes = plot.learning_curves(parse(plot.Args, [*runs, curve, "--by", "gamma", *words])).axes[0]
     places = sorted(line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 1)
-    assert 90 < places[0] < 100 < places[1] < 110 and len(axes.get_xticks()) > 1
+    assert 90 < places[0] < 100 < places[1] < 110
+    assert len(axes.get_xticks()) > 1
 
 
 def test_a_line_that_begins_late_is_told(tmp_path, capsys):
@@ -658,7 +694,13 @@ def test_a_line_that_begins_late_is_told(tmp_path, capsys):
 def test_a_flag_that_only_a_fork_has_is_named_and_not_those_of_another_algorithm(tmp_path, capsys):
     flags = {"gamma": 0.9, "seed": 1}
     original = make_run(tmp_path / "original", rows([100], [1]), **flags)
-    fork = make_run(tmp_path / "fork", rows([100], [1]), algorithm="my_ppo", **flags, bonus=0.2)
+    fork = make_run(
+        tmp_path / "fork",
+        rows([100], [1]),
+        algorithm="my_ppo",
+        **flags,
+        bonus=0.2,
+    )
     compared(original, fork)
     assert "bonus 0.2 (my_ppo only)" in capsys.readouterr().err
     others = dict.fromkeys(("tau", "buffer_size", "batch_size", "alpha"), 1)

@@ -53,7 +53,12 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(traine
     policy = load_policy(run_dir)
     # The policy's own shapes: actions are the environment's, neither flat nor without bounds.
     obs = jax.tree.map(np.asarray, env.spec.example_obs(3))
-    actions, _ = policy(obs, policy.initial_memory(3), np.ones(3, bool), reward=np.zeros(3))
+    actions, _ = policy(
+        obs,
+        policy.initial_memory(3),
+        np.ones(3, bool),
+        reward=np.zeros(3),
+    )
     shapes = map_leaves(lambda leaf, x: x.shape == (3, *leaf.shape), env.action_space, actions)
     assert all(jax.tree.leaves(shapes))
     episodes = over_devices(lambda: run_episodes(env, policy, 4), 1)
@@ -62,14 +67,24 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(traine
     )
 
 
-ON_THE_HOST = {"vectorization": "sync", "num_steps": 8, "hidden_sizes": (8,), "quiet": True}
+ON_THE_HOST = {
+    "vectorization": "sync",
+    "num_steps": 8,
+    "hidden_sizes": (8,),
+    "quiet": True,
+}
 ON_THE_HOST |= {
     "total_timesteps": 512,
     "eval_episodes": 4,
     "eval_interval": 0,
     "checkpoint_interval": 0,
 }
-BUFFER = {"envs_per_actor": 4, "batch_size": 16, "buffer_size": 512, "learning_starts": 64}
+BUFFER = {
+    "envs_per_actor": 4,
+    "batch_size": 16,
+    "buffer_size": 512,
+    "learning_starts": 64,
+}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +141,11 @@ def test_observations_of_every_kind_of_array_and_in_every_batch(trained):
     assert policy(np.zeros((0, 3))).shape == (0, 1)
     np.testing.assert_allclose(jax.jit(lambda: policy(obs))(), actions, rtol=1e-5)
     actions += 1  # its own, not a view of a device's memory
-    for wrong, word in ((np.zeros(4), "(3,)"), (1.0, "(3,)"), (["a", "b", "c"], "float32")):
+    for wrong, word in (
+        (np.zeros(4), "(3,)"),
+        (1.0, "(3,)"),
+        (["a", "b", "c"], "float32"),
+    ):
         with pytest.raises(UsageError, match=re.escape(word)):
             policy(wrong)
 
@@ -162,7 +181,11 @@ def test_step_seed_and_path_choose_the_parameters(trained, run_copy, monkeypatch
         return params.actor["params"]["PolicyHead_0"]["Dense_0"]["kernel"]
 
     assert same_bits(kernel(result.params), kernels[256])
-    for choice in ({"seed": 0}, {"seed": 1}, {"step": np.int64(128), "seed": 1}):
+    for choice in (
+        {"seed": 0},
+        {"seed": 1},
+        {"step": np.int64(128), "seed": 1},
+    ):
         wanted = kernels[choice.get("step", 256)][choice["seed"]]
         assert same_bits(kernel(load_policy(run_dir, **choice)._learner.params), wanted)
     unfinished = run_copy / "checkpoints" / "384.orbax-checkpoint-tmp" / "metrics"
@@ -170,7 +193,11 @@ def test_step_seed_and_path_choose_the_parameters(trained, run_copy, monkeypatch
     (unfinished / "metrics").touch()
     assert load_policy(run_copy, step="best").step in (128, 256)
     assert load_policy(run_copy).step == 256
-    for choice, told in (({"step": 7}, "128, 256"), ({"seed": 2}, "2"), ({"member": "x"}, "x")):
+    for choice, told in (
+        ({"step": 7}, "128, 256"),
+        ({"seed": 2}, "2"),
+        ({"member": "x"}, "x"),
+    ):
         with pytest.raises(UsageError, match=told):
             load_policy(run_dir, **choice)
     shutil.copytree(run_dir, run_copy / "checkpoints" / "7")
@@ -401,7 +428,11 @@ def test_observations_that_the_type_does_not_hold_are_refused():
     algorithm = ppo.make_ppo(args, spec)
     policy = Policy(algorithm, algorithm.init(jax.random.key(0), hparams_of(args)), spec)
     assert policy(np.int64([7])) == policy(jnp.uint32([7]))
-    for obs in (np.int64([5_000_000_000]), np.uint64([2**64 - 1]), jnp.uint32([2**31])):
+    for obs in (
+        np.int64([5_000_000_000]),
+        np.uint64([2**64 - 1]),
+        jnp.uint32([2**31]),
+    ):
         with pytest.raises(UsageError, match=str(obs[0])):
             policy(obs)
 
@@ -418,7 +449,11 @@ def test_bytes_of_a_run_before_their_bounds_counted_are_divided_by_255_still(
         action_space=Discrete(2),
     )
     spec = spec._replace(obs_dtype={"codes": np.dtype(np.uint8), "other": (np.dtype(np.float32),)})
-    config = {"algorithm": "ppo_pmap", "args": {"env": "E"}, "env_spec": spec.to_json()}
+    config = {
+        "algorithm": "ppo_pmap",
+        "args": {"env": "E"},
+        "env_spec": spec.to_json(),
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_config(tmp_path)["args"].get("byte_max") == wanted
     config["args"]["byte_max"] = 0

@@ -39,8 +39,14 @@ def test_every_rollout_is_by_the_newest_policy_and_runs_repeat(tmp_path):
     again = train(tmp_path / "b")
     assert same_bits(first.params, again.params)
     rows = rows_with("policy/lag_max", tmp_path / "a")
-    assert rows and all(row["policy/lag_max"] == 0 and row["batch/valid"] == 1 for row in rows)
-    several = train(tmp_path / "c", learner_devices="0,1", num_minibatches=1, actor_devices="0")
+    assert rows
+    assert all(row["policy/lag_max"] == 0 and row["batch/valid"] == 1 for row in rows)
+    several = train(
+        tmp_path / "c",
+        learner_devices="0,1",
+        num_minibatches=1,
+        actor_devices="0",
+    )
     one = train(tmp_path / "d", num_minibatches=1)
     assert relative_difference(one.params, several.params) < 1e-4
 
@@ -53,8 +59,18 @@ def test_a_time_limit_bootstraps_from_the_true_last_observation(tmp_path, monkey
     next_values = ppo.Rollout.next_values
 
     def watched(rollout, value, value_of, *more):
-        found = next_values(rollout, rollout.obs[..., 1], lambda obs: obs[..., 1], *more)
-        jax.debug.callback(lambda *x: seen.append(x), found, rollout.truncated, rollout.obs[..., 1])
+        found = next_values(
+            rollout,
+            rollout.obs[..., 1],
+            lambda obs: obs[..., 1],
+            *more,
+        )
+        jax.debug.callback(
+            lambda *x: seen.append(x),
+            found,
+            rollout.truncated,
+            rollout.obs[..., 1],
+        )
         return next_values(rollout, value, value_of, *more)
 
     monkeypatch.setattr(ppo.Rollout, "next_values", watched)
@@ -75,7 +91,8 @@ def test_envpool_resets_within_the_step_that_ends_an_episode():
         out = envs.step(np.array([0, 1, 1]))
         over = out.terminated | out.truncated
         moved = np.abs(out.final_obs - before).max(axis=1)
-        assert envs.resets_in_step and out.valid.all()
+        assert envs.resets_in_step
+        assert out.valid.all()
         np.testing.assert_array_equal(out.obs[~over], out.final_obs[~over])
         assert (moved < 0.5).all() and (np.abs(out.obs[over]) < 0.051).all(), (
             "where CartPole begins"
@@ -92,7 +109,13 @@ def test_envpool_resets_within_the_step_that_ends_an_episode():
 def test_it_goes_on_after_a_failed_actor_and_resumes(algorithm, tmp_path):
     memory = {"rnn_size": 8} if algorithm is ppo_rnn else {}
     trouble = f'{{"raise_at": 10, "once": "{tmp_path}/once"}}'
-    half = train(tmp_path / "run", algorithm, stop_after=64, env_params=trouble, **memory)
+    half = train(
+        tmp_path / "run",
+        algorithm,
+        stop_after=64,
+        env_params=trouble,
+        **memory,
+    )
     whole = algorithm.train(algorithm.Args.from_run(tmp_path / "run", env=TOY, env_params=trouble))
     assert (half.env_steps, whole.env_steps, whole.status) == (64, 128, "finished")
     assert (
@@ -102,7 +125,11 @@ def test_it_goes_on_after_a_failed_actor_and_resumes(algorithm, tmp_path):
 
 
 def test_a_gif_shows_an_episode_and_changes_no_number(tmp_path):
-    drawn = train(tmp_path / "drawn", env=host_helpers.TOYS + "DrawnToy-v0", gif=True)
+    drawn = train(
+        tmp_path / "drawn",
+        env=host_helpers.TOYS + "DrawnToy-v0",
+        gif=True,
+    )
     plain = train(tmp_path / "plain", env=host_helpers.TOYS + "DrawnToy-v0")
     assert drawn.state_sha256 == plain.state_sha256
     assert not (tmp_path / "plain" / "policy.gif").exists()
@@ -117,7 +144,12 @@ def test_a_gif_shows_an_episode_and_changes_no_number(tmp_path):
 
 @pytest.mark.parametrize("toy", ["Toy-v0", pytest.param("SecretiveToy-v0", marks=pytest.mark.slow)])
 def test_a_gif_of_what_has_no_renderer_shows_observations_and_says_so(toy, tmp_path, capsys):
-    result = train(tmp_path / "run", env=host_helpers.TOYS + toy, gif=True, total_timesteps=32)
+    result = train(
+        tmp_path / "run",
+        env=host_helpers.TOYS + toy,
+        gif=True,
+        total_timesteps=32,
+    )
     assert result.status == "finished"
     assert "drawn from observations" in capsys.readouterr().err
     with Image.open(tmp_path / "run" / "policy.gif") as gif:
@@ -133,5 +165,10 @@ def test_an_environment_that_hangs_while_it_is_drawn_is_given_up(monkeypatch):
     algorithm = SimpleNamespace(initial_memory=lambda count: (), act=act)
     monkeypatch.setattr(threads, "GRACE", 0.1)
     with pytest.raises(TrainingError, match="--step-timeout"):
-        record_on_host(args, algorithm, learner=(), stopped=lambda: False)
+        record_on_host(
+            args,
+            algorithm,
+            learner=(),
+            stopped=lambda: False,
+        )
     assert record_on_host(args, algorithm, learner=(), stopped=lambda: True) is None

@@ -34,7 +34,12 @@ SPACE = {
     "cards": MultiDiscrete((2, 4), (2, 1)),
     "bits": BITS,
 }
-FITTING = {"action_mask": [0.0, 1.0], "place": 2, "cards": [[1], [3]], "bits": [0, 1]}
+FITTING = {
+    "action_mask": [0.0, 1.0],
+    "place": 2,
+    "cards": [[1], [3]],
+    "bits": [0, 1],
+}
 WRONG = [
     {"action_mask": [0.0, -1e9]},
     {"action_mask": [0.5, 1.0]},
@@ -57,7 +62,12 @@ def observations(**changes):
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_choices_and_masks_outside_of_their_space_are_found_on_any_device(wrong):
-    spec = EnvSpec(name="Odd-v0", observation_space=SPACE, obs_dtype=None, action_space=Discrete(2))
+    spec = EnvSpec(
+        name="Odd-v0",
+        observation_space=SPACE,
+        obs_dtype=None,
+        action_space=Discrete(2),
+    )
     for changes, fits in (({}, True), (wrong, False)):
         obs = observations(**changes)
         found = over_devices(lambda obs: range_metrics(SPACE, AXIS, obs), 2, obs)[IN_SPACE]
@@ -167,7 +177,11 @@ def policy_for(name, **flags):
     return Policy(algorithm, algorithm.init(jax.random.key(0), hparams_of(args)), env.spec)
 
 
-NOT_FINITE = [[0.0, np.nan], [np.inf, 0.0], jnp.array([jnp.nan, 0.0])]
+NOT_FINITE = [
+    [0.0, np.nan],
+    [np.inf, 0.0],
+    jnp.array([jnp.nan, 0.0]),
+]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +194,14 @@ def test_a_policy_refuses_numbers_that_are_none(obs):
         policy(obs)
 
 
-TOLD = [("no", 0.0), (np.nan, 0.0), (2, 0.0), ([0, 1, 1], 0.0), (True, np.nan), (True, 1e39)]
+TOLD = [
+    ("no", 0.0),
+    (np.nan, 0.0),
+    (2, 0.0),
+    ([0, 1, 1], 0.0),
+    (True, np.nan),
+    (True, 1e39),
+]
 
 
 @pytest.mark.parametrize(("first", "reward"), TOLD, ids=range(6))
@@ -194,10 +215,20 @@ def test_a_policy_with_memory_is_told_truths_and_finite_numbers(first, reward):
     with pytest.raises(UsageError, match="first|reward"):
         policy(np.zeros((1, 2)), memory, first, reward=reward)
     with pytest.raises(UsageError, match="memory"):
-        policy(np.zeros((1, 2)), jax.tree.map(lambda x: x.tolist(), memory), True, reward=0.0)
+        policy(
+            np.zeros((1, 2)),
+            jax.tree.map(lambda x: x.tolist(), memory),
+            True,
+            reward=0.0,
+        )
 
 
-KEYS = [0, np.random.default_rng(0), jax.random.split(jax.random.key(0), 3), 1.5]
+KEYS = [
+    0,
+    np.random.default_rng(0),
+    jax.random.split(jax.random.key(0), 3),
+    1.5,
+]
 
 
 @pytest.mark.parametrize("key", KEYS, ids=range(4))
@@ -265,7 +296,11 @@ def test_a_mask_that_does_not_say_what_it_masks_is_refused(spec):
 
 
 def test_parts_of_a_mask_have_the_names_of_the_actions():
-    actions = {"fire": Discrete(2), "move": Discrete(2), "steer": spaces.box((1,))}
+    actions = {
+        "fire": Discrete(2),
+        "move": Discrete(2),
+        "steer": spaces.box((1,)),
+    }
     check_parts(spec_with({"action_mask": BITS_OF}, actions))
 
 
@@ -280,7 +315,16 @@ BIT = gymnasium.spaces.Box(0, 1, (2,), np.int8)
 
 @pytest.mark.parametrize(
     "mask",
-    [[0.5, 1], [0, 256], [np.nan, 1], [0.0, -1e9], ["0", "1"], [1j, 0], [1], [[1, 0]]],
+    [
+        [0.5, 1],
+        [0, 256],
+        [np.nan, 1],
+        [0.0, -1e9],
+        ["0", "1"],
+        [1j, 0],
+        [1],
+        [[1, 0]],
+    ],
     ids=str,
 )
 def test_a_mask_in_an_info_is_0_and_1_in_the_shape_of_the_first_one(mask):
@@ -292,7 +336,12 @@ def test_a_mask_in_an_info_is_0_and_1_in_the_shape_of_the_first_one(mask):
 
 def test_a_mask_in_an_info_keeps_its_parts():
     space = gymnasium.spaces.Tuple([BIT, BIT])
-    for parts in (([1, 0],), ([1, 0], [0, 1], [1, 1]), None, 1):
+    for parts in (
+        ([1, 0],),
+        ([1, 0], [0, 1], [1, 1]),
+        None,
+        1,
+    ):
         with pytest.raises(FailedEnvError, match="2 parts"):
             mask_of(parts, space, "the mask")
 

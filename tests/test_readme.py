@@ -91,7 +91,8 @@ def test_links_lead_somewhere():
 def test_the_pages_stay_short():
     # Bars of tables are none
     words = {page: len(re.findall(r"\S*\w\S*", page.read_text())) for page in PAGES}
-    assert words.pop(README) <= 900 and sum(words.values()) <= 17_500
+    assert words.pop(README) <= 900
+    assert sum(words.values()) <= 17_500
 
 
 @pytest.mark.slow
@@ -136,11 +137,17 @@ def test_the_documented_frame_draws_an_environment(tmp_path, monkeypatch):
     walk.write_text(f"import numpy as np\n{(tmp_path / 'my_envs.py').read_text()}\n{frame}")
     monkeypatch.syspath_prepend(tmp_path)
     env = make("drawn_envs:Drawn")
-    recording = record(env, lambda obs: jnp.ones(1, jnp.int32), jax.random.key(0), env.max_steps)
+    recording = record(
+        env,
+        lambda obs: jnp.ones(1, jnp.int32),
+        jax.random.key(0),
+        env.max_steps,
+    )
     assert recording.obs_names == ("place",)
     warnings = []
     count = draw_gif(env, recording, tmp_path / "walk.gif", warnings.append)
-    assert count == len(recording.rewards) + 1 and not warnings
+    assert count == len(recording.rewards) + 1
+    assert not warnings
     middles = []
     with Image.open(tmp_path / "walk.gif") as gif:
         for step in (0, count - 1):

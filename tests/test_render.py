@@ -99,7 +99,10 @@ def test_a_recording_is_an_episode_of_the_evaluation():
 def test_a_recording_ends_with_the_true_final_state_and_observation(name, max_steps, steps):
     """Where the episode ends, or where `max_steps` are over."""
     recording = record(
-        make_env(name), lambda obs: jnp.zeros(1, jnp.int32), jax.random.key(0), max_steps
+        make_env(name),
+        lambda obs: jnp.zeros(1, jnp.int32),
+        jax.random.key(0),
+        max_steps,
     )
     np.testing.assert_array_equal(recording.states.time, range(steps + 1))
     np.testing.assert_array_equal(recording.obs[:, 1], range(steps + 1))
@@ -180,7 +183,8 @@ def test_a_gymnasium_environment_draws_itself_or_says_why_not(toy, told):
         envs.step(np.array([1]))
     envs.close()
     recording = envs.recording()
-    assert told in recording.without_pictures and bool(told) == bool(recording.without_pictures)
+    assert told in recording.without_pictures
+    assert bool(told) == bool(recording.without_pictures)
     assert (recording.paint is None) == bool(told)
     assert recording.obs_names == (("episode", "step") if toy == "PromisingToy" else ())
 
@@ -214,7 +218,8 @@ def test_every_environment_has_pictures(tmp_path, name):
     frames, _ = drawn(env, recording, tmp_path / "episode.gif")
     assert len(frames) == len(recording.rewards) + 1
     height, width, _ = frames[0].shape
-    assert 60 <= height <= 700 and 280 <= width <= 600
+    assert 60 <= height <= 700
+    assert 280 <= width <= 600
     assert len(np.unique(frames[-1].reshape(-1, 3), axis=0)) > 1, "blank"
 
 
@@ -279,7 +284,11 @@ def test_numbers_have_the_names_of_their_parts_or_those_that_are_told():
         "action_mask": spaces.box((3,)),
         "mode": spaces.Discrete(4),
     }
-    obs = {"joints": np.zeros((3, 2)), "action_mask": np.ones((3, 3)), "mode": np.array([0, 1, 2])}
+    obs = {
+        "joints": np.zeros((3, 2)),
+        "action_mask": np.ones((3, 3)),
+        "mode": np.array([0, 1, 2]),
+    }
     action_space = (spaces.Discrete(3), spaces.box((2,), -1, 1))
     recording = Recording(
         states=None,
@@ -293,7 +302,12 @@ def test_numbers_have_the_names_of_their_parts_or_those_that_are_told():
     assert observed == ["joints 0", "joints 1", "mode"]
     assert acted == ["action 0", "action 1, 0", "action 1, 1"]
     assert earned == ["reward", "return"]
-    told = groups_of(recording, seen, action_space, lambda count: ("a", "b", "c"))
+    told = groups_of(
+        recording,
+        seen,
+        action_space,
+        lambda count: ("a", "b", "c"),
+    )
     assert names_of(told)[0] == ["a", "b", "c"]
 
 
@@ -305,7 +319,12 @@ def test_rewards_and_actions_belong_to_the_step_that_led_there_within_their_boun
         rewards=np.array([1.0, 2.0]),
     )
     seen = [("", spaces.box((1,)), recording.obs)]
-    groups = groups_of(recording, seen, spaces.box((1,), -1, 1), lambda count: ())
+    groups = groups_of(
+        recording,
+        seen,
+        spaces.box((1,), -1, 1),
+        lambda count: (),
+    )
     (obs,), (action,), (reward, ret) = (group.tracks for group in groups)
     np.testing.assert_array_equal(obs.values, [0, 1, 2])
     np.testing.assert_array_equal(action.values, [np.nan, 1, 1])
@@ -359,8 +378,14 @@ def test_many_numbers_are_shades_with_names_beside(tmp_path):
 def test_names_that_are_not_as_many_as_the_numbers_are_told(tmp_path):
     spec, recording = numbers_of(3)
     told = []
-    draw_gif(spec, recording._replace(obs_names=("one",)), tmp_path / "a.gif", told.append)
-    assert len(told) == 1 and all(word in told[0] for word in ("obs_names", "some", "1", "3"))
+    draw_gif(
+        spec,
+        recording._replace(obs_names=("one",)),
+        tmp_path / "a.gif",
+        told.append,
+    )
+    assert len(told) == 1
+    assert all(word in told[0] for word in ("obs_names", "some", "1", "3"))
 
 
 class Framed(Toy):
@@ -391,9 +416,15 @@ def failing(picture):
 def test_an_own_frame_that_goes_wrong_costs_a_picture_and_is_told(make, told, tmp_path):
     env = wrap(Framed(make, bad=3))
     texts = []
-    recording = record(env, lambda obs: jnp.zeros(1, jnp.int32), jax.random.key(0), 5)
+    recording = record(
+        env,
+        lambda obs: jnp.zeros(1, jnp.int32),
+        jax.random.key(0),
+        5,
+    )
     assert draw_gif(env, recording, tmp_path / "a.gif", texts.append) == 6
-    assert len(texts) == 1 and told in texts[0]
+    assert len(texts) == 1
+    assert told in texts[0]
     frames, _ = drawn(env, recording, tmp_path / "b.gif")
     np.testing.assert_allclose(
         [frame[9, 140, 0] for frame in frames], [0, 40, 80, 80, 160, 200], atol=8
@@ -403,11 +434,15 @@ def test_an_own_frame_that_goes_wrong_costs_a_picture_and_is_told(make, told, tm
 def test_an_own_frame_that_never_works_is_told_with_its_place_and_numbers_are_drawn(tmp_path):
     env = wrap(Framed(failing, bad=0))
     texts = []
-    recording = record(env, lambda obs: jnp.zeros(1, jnp.int32), jax.random.key(0), 5)
-    assert draw_gif(env, recording, tmp_path / "a.gif", texts.append) == 6
-    assert len(texts) == 1 and all(
-        word in texts[0] for word in ("no paint left", "test_render.py", "observations")
+    recording = record(
+        env,
+        lambda obs: jnp.zeros(1, jnp.int32),
+        jax.random.key(0),
+        5,
     )
+    assert draw_gif(env, recording, tmp_path / "a.gif", texts.append) == 6
+    assert len(texts) == 1
+    assert all(word in texts[0] for word in ("no paint left", "test_render.py", "observations"))
     assert Image.open(tmp_path / "a.gif").width > 500
 
 
@@ -426,7 +461,11 @@ def test_a_picture_has_the_parameters_that_its_episode_has_drawn():
 def particles(**state) -> np.ndarray:
     """A picture of MPE's particles, two agents and a landmark."""
     names = {"agents": ["agent_0", "adversary_0"], "landmarks": ["landmark 0"]}
-    inner = SimpleNamespace(**names, rad=np.array([0.15, 0.15, 0.2]), silent=np.array([0, 1]))
+    inner = SimpleNamespace(
+        **names,
+        rad=np.array([0.15, 0.15, 0.2]),
+        silent=np.array([0, 1]),
+    )
     return plane_of_particles(inner, SimpleNamespace(**state)).astype(int)
 
 
@@ -449,22 +488,26 @@ def test_particles_are_circles_on_a_plane_with_a_legend():
     np.testing.assert_allclose(np.diff(heights), plane.LINE, atol=1)
     size = np.ptp(pixels(on_plane, agent), axis=0)
     np.testing.assert_allclose(size, 2 * 0.15 / 3 * plane.SIDE, atol=4)
-    assert is_written(frame[plane.TOP :, : plane.LEFT]) and is_written(
-        frame[plane.TOP + plane.SIDE + 2 :]
-    )
+    assert is_written(frame[plane.TOP :, : plane.LEFT])
+    assert is_written(frame[plane.TOP + plane.SIDE + 2 :])
     assert frame.shape == (plane.HEIGHT, plane.WIDTH, 3)
 
 
 def test_a_plane_shows_particles_that_are_far_away_the_goal_and_what_is_said():
     places = np.array([[-4.0, 0.5], [0.9, -0.2], [0.0, 1.0]])
-    far = particles(p_pos=places, goal=np.int32(0), c=np.array([[0.0, 1.0], [0.0, 0.0]]))
+    far = particles(
+        p_pos=places,
+        goal=np.int32(0),
+        c=np.array([[0.0, 1.0], [0.0, 0.0]]),
+    )
     assert len(pixels(far[:, : plane.LEFT + plane.SIDE], COLORS_OF_PARTICLES["agent"])) > 5
     assert len(pixels(far, plane.RING)) > 20
     corner = (
         slice(plane.TOP + plane.SIDE - 16, plane.TOP + plane.SIDE - 3),
         slice(plane.LEFT + 2, plane.LEFT + 70),
     )
-    assert is_written(far[corner]) and not is_written(particles(p_pos=places, goal=None)[corner])
+    assert is_written(far[corner])
+    assert not is_written(particles(p_pos=places, goal=None)[corner])
 
 
 @pytest.mark.parametrize(

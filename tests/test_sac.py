@@ -130,11 +130,21 @@ def updated(
             lambda old, new: (1 - args.tau) * old + args.tau * new, targets, critics
         )
     if number % args.policy_frequency:
-        return sac.Params(params.actor, critics, targets, params.log_alpha)
+        return sac.Params(
+            params.actor,
+            critics,
+            targets,
+            params.log_alpha,
+        )
     actor = stepped(optimizers[1], params.actor, policy_gradient(params.actor))
     entropy = jnp.mean(expected(params.actor, critics, obs, noise)[1])
     excess = jnp.array([entropy - kind.wanted_entropy])
-    return sac.Params(actor, critics, targets, stepped(optimizers[2], params.log_alpha, excess))
+    return sac.Params(
+        actor,
+        critics,
+        targets,
+        stepped(optimizers[2], params.log_alpha, excess),
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +156,12 @@ def updated(
     ids=["box", "discrete"],
 )
 def test_gradient_updates_are_those_of_the_paper(kind, updates, more):
-    flags = {"num_envs": 1, "batch_size": 6, "learning_starts": 0, "utd_ratio": 1.0}
+    flags = {
+        "num_envs": 1,
+        "batch_size": 6,
+        "learning_starts": 0,
+        "utd_ratio": 1.0,
+    }
     rates = {
         "policy_lr": 0.02,
         "q_lr": 0.03,
@@ -179,7 +194,15 @@ def test_gradient_updates_are_those_of_the_paper(kind, updates, more):
         transition = [np.repeat(np.float64(x)[0, 0], 6, axis=0) for x in ring[:5]]
         terminated += transition[3][0]
         with jax.enable_x64(True):
-            params = updated(kind, params, optimizers, transition, noises, args, step + 1)
+            params = updated(
+                kind,
+                params,
+                optimizers,
+                transition,
+                noises,
+                args,
+                step + 1,
+            )
     ours = to_host(state).learner.params
     assert (metrics["gradient_updates"], metrics["replay/ratio"]) == (updates, 1)
     assert terminated == (3 if kind is Discrete else 0)
@@ -220,7 +243,12 @@ def test_sampling_is_uniform_over_the_newest_transitions(steps, groups):
 @pytest.mark.parametrize(("num_envs", "num_seeds"), [(1, 1), (4, 3)])
 def test_the_buffer_is_updated_in_place(num_envs, num_seeds):
     """The memory that the compiled update needs beside its state is far less than the buffer."""
-    flags = {"num_envs": num_envs, "num_seeds": num_seeds, "hidden_sizes": (4,), "batch_size": 8}
+    flags = {
+        "num_envs": num_envs,
+        "num_seeds": num_seeds,
+        "hidden_sizes": (4,),
+        "batch_size": 8,
+    }
     args = small_sac_args(**flags, buffer_size=10**6)
     functions = over_devices(functions_of(args, make_env("Pendulum-v1")), jax.devices()[:1])
     state = jax.eval_shape(functions.init, np.zeros((1, num_seeds), np.int32))
@@ -235,7 +263,15 @@ def test_the_buffer_is_updated_in_place(num_envs, num_seeds):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "num_envs"), [(0.12345, 3), (1e-5, 16), (0.1, 1), (0.3, 16), (1.7, 3), (20.0, 1)]
+    ("ratio", "num_envs"),
+    [
+        (0.12345, 3),
+        (1e-5, 16),
+        (0.1, 1),
+        (0.3, 16),
+        (1.7, 3),
+        (20.0, 1),
+    ],
 )
 def test_the_ratio_is_exact(ratio, num_envs):
     args = small_sac_args(utd_ratio=ratio, num_envs=num_envs, learning_starts=20)
@@ -282,7 +318,10 @@ def test_a_broken_number_is_noticed_before_it_is_learned_from():
 
 def test_time_limits_are_not_stored_as_terminations_and_no_reset_is_a_next_observation():
     state, _ = run_updates(
-        small_sac_args(buffer_size=16 * 64, learning_starts=32), make_env("Endings"), 2, 60
+        small_sac_args(buffer_size=16 * 64, learning_starts=32),
+        make_env("Endings"),
+        2,
+        60,
     )
     ring = jax.tree.map(
         lambda x: x[0, :, :60].reshape(-1, *x.shape[3:]), to_host(state).actors.replay.data
@@ -338,8 +377,19 @@ def test_after_a_refill_the_policy_acts_not_chance():
 
 def test_discounted_returns_begin_with_each_episode_and_make_the_unit_of_rewards():
     actors = Actors((), (), (), (), (), jnp.array([0.0, 4.0]))
-    new = Transition(obs=(), action=(), reward=jnp.ones((3, 2)), terminated=(), next_obs=())
-    actors, new = with_returns(0.5, actors, new, jnp.array([[0, 1], [1, 0], [0, 0]], bool))
+    new = Transition(
+        obs=(),
+        action=(),
+        reward=jnp.ones((3, 2)),
+        terminated=(),
+        next_obs=(),
+    )
+    actors, new = with_returns(
+        0.5,
+        actors,
+        new,
+        jnp.array([[0, 1], [1, 0], [0, 0]], bool),
+    )
     np.testing.assert_array_equal(new.discounted, [[1, 3], [1.5, 1], [1, 1.5]])
     np.testing.assert_array_equal(actors.discounted, [1, 1.5])
     losses = []

@@ -161,7 +161,12 @@ def check_alike(state: TrainState, other: TrainState) -> None:
 @pytest.mark.slow
 def test_devices_of_two_processes_learn_the_same_from_whole_rollouts():
     """As two of one process, with two actor devices, do from halves of each."""
-    flags = {"utd_ratio": 0.5, "learning_starts": 8, "batch_size": 16, "actor_threads": 1}
+    flags = {
+        "utd_ratio": 0.5,
+        "learning_starts": 8,
+        "batch_size": 16,
+        "actor_threads": 1,
+    }
     one = Lab(**flags, actor_devices="0,1")
     two = Lab(**flags, distributed="a:1,0/2")
     batches = [tuple(one.rollout(seed + place) for place in range(2)) for seed in (0, 2, 4)]
@@ -248,10 +253,8 @@ def test_a_resumed_run_has_learner_and_buffer_to_the_last_bit_and_does_not_warm_
     assert kept.state_sha256 == part.state_sha256
     longer = sac.train(sac.Args.from_run(tmp_path, env=BOX))
     row = rows_with("replay/stored", tmp_path)[-1]
-    assert (
-        row["replay/stored"] == longer.env_steps == 640
-        and row["gradient_updates"] == (640 - 64) // 4
-    )
+    assert row["replay/stored"] == longer.env_steps == 640
+    assert row["gradient_updates"] == (640 - 64) // 4
 
 
 @pytest.mark.slow
@@ -280,11 +283,9 @@ def test_actions_are_uniform_and_held_at_first():
     actions = [kept for _, kept, _ in outputs]
     assert [(a == b).all() for a, b in itertools.pairwise(actions)] == [True, True, False, True]
     assert len(np.unique(actions[0])) > 1000, "of each environment others"
-    assert (
-        abs(np.mean(actions[0])) < 0.1
-        and 0.5 < np.std(actions[0]) < 0.65
-        and np.abs(actions[0]).max() <= 1
-    )
+    assert abs(np.mean(actions[0])) < 0.1
+    assert 0.5 < np.std(actions[0]) < 0.65
+    assert np.abs(actions[0]).max() <= 1
     assert first.shape == (256, 4) and -2 <= first.min() < -1.9 and 0.9 < first.max() <= 1, (
         "the toy's Box"
     )

@@ -160,7 +160,12 @@ def test_no_text_of_a_run_is_imported(run_dir, tmp_path, monkeypatch, stopping, 
     monkeypatch.syspath_prepend(str(tmp_path))
     changed(run_dir, env=env)
     if "gymnasium" in env:
-        flags = {"num_seeds": 1, "vectorization": "sync", "eval_env_params": "", "init_from": ""}
+        flags = {
+            "num_seeds": 1,
+            "vectorization": "sync",
+            "eval_env_params": "",
+            "init_from": "",
+        }
         path = run_dir / "config.json"
         config = json.loads(path.read_text())
         config["args"] |= flags
@@ -226,7 +231,8 @@ def test_parameters_that_may_name_code_have_to_be_named_again(run_dir, flag, tmp
     path.write_text(json.dumps(config))
     named = flag.replace("_", "-")
     message = refusal(ppo.train, ppo.Args, ["--resume", str(run_dir)])
-    assert f"--{named}" in message and "trust" in message
+    assert f"--{named}" in message
+    assert "trust" in message
     with pytest.raises(UsageError, match="trust"):
         ppo.Args.from_run(run_dir)
     config["args"] |= {"num_seeds": 1, flag: EVIL}
@@ -488,7 +494,18 @@ def test_nested_json_is_read_to_a_depth(tmp_path):
         assert (read_json(tmp_path, "file") is not None) == is_read
 
 
-@pytest.mark.parametrize("odd", ["x", {"a": 1}, [[1.0]], ["1"], 10**400, [1.0, 2.0, 3.0], []])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "x",
+        {"a": 1},
+        [[1.0]],
+        ["1"],
+        10**400,
+        [1.0, 2.0, 3.0],
+        [],
+    ],
+)
 def test_a_metric_that_is_no_number_is_refused_with_its_name(tmp_path, odd):
     rows = [{"env_steps": step, "a": [1.0, None], "b": 1, "time/wall": odd} for step in (1, 2)]
     rows.append({"env_steps": 3, "a": odd})
@@ -554,7 +571,14 @@ def test_a_result_that_is_none_is_refused(run_dir, odd):
 
 
 def test_a_returned_evaluation_of_other_types_is_none(run_dir):
-    for odd in (["x"], [None], {"a": 1}, [[1]], [10**400], "12"):
+    for odd in (
+        ["x"],
+        [None],
+        {"a": 1},
+        [[1]],
+        [10**400],
+        "12",
+    ):
         Checkpoints(run_dir / "checkpoints").add_evaluation(256, odd)
         assert 256 not in Checkpoints(run_dir / "checkpoints").evaluations(), odd
 

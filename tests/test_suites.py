@@ -166,7 +166,8 @@ def test_steps_and_ends_are_those_of_the_original_and_the_next_episode_begins_at
             time = 0
         obs = out.obs
         state = out.state
-    assert set(ends) == set(case.ends) and env.max_steps == case.steps
+    assert set(ends) == set(case.ends)
+    assert env.max_steps == case.steps
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,12 @@ def test_an_update_can_be_traced_and_states_can_be_saved(name):
     """Tracing raises where shapes or types do not fit."""
     if name in CASES:
         original(name)  # skips what is not installed
-    args = small_args(num_envs=4, num_steps=4, num_minibatches=2, hidden_sizes=(4,))
+    args = small_args(
+        num_envs=4,
+        num_steps=4,
+        num_minibatches=2,
+        hidden_sizes=(4,),
+    )
     devices = jax.devices()[:1]
     env = make(name)
     programs = over_devices(functions_of(args, env), devices)
@@ -190,7 +196,9 @@ def test_an_update_can_be_traced_and_states_can_be_saved(name):
         ("navix", "xminigrid", "octax", "jumanji:Game", "jaxmarl:MPE")
     ):  # others need a graphics library
         frame = env.frame(env.reset(jax.random.key(0))[1])
-        assert frame.dtype == np.uint8 and frame.shape[2] == 3 and frame.std() > 0
+        assert frame.dtype == np.uint8
+        assert frame.shape[2] == 3
+        assert frame.std() > 0
 
 
 def test_codes_of_jumanji_are_codes_and_amounts_are_amounts():
@@ -202,9 +210,8 @@ def test_codes_of_jumanji_are_codes_and_amounts_are_amounts():
     theirs = sudoku.inner.reset(jax.random.key(0))[1].observation.board
     assert theirs.min() == -1
     np.testing.assert_array_equal(obs["board"], jnp.ravel(theirs) + 1)
-    assert game.observation_space["board"] == MultiDiscrete((18,) * 16) and tiles[
-        "board"
-    ].max() in (1, 2)
+    assert game.observation_space["board"] == MultiDiscrete((18,) * 16)
+    assert tiles["board"].max() in (1, 2)
     out = snake.step(jax.random.key(0), snake.reset(jax.random.key(0))[1], jnp.int32(0))
     assert out.final_obs["step_count"] == pytest.approx(1 / 4000)
 

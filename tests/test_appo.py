@@ -23,6 +23,7 @@ from helpers import (
     same_bits,
 )
 from host_helpers import TOY, TOYS, made_up, rows_with, states_of
+from numpy.testing import assert_allclose
 from PIL import Image
 
 import pmaprl.actors.host_evaluation
@@ -90,8 +91,8 @@ def test_golden_vtrace(rho, c, target, advantage):
         rho,
         c,
     )
-    np.testing.assert_allclose(found, target, atol=1e-6)
-    np.testing.assert_allclose(unweighted * np.minimum(np.exp(log_rho), rho), advantage, atol=1e-6)
+    assert_allclose(found, target, atol=1e-6)
+    assert_allclose(unweighted * np.minimum(np.exp(log_rho), rho), advantage, atol=1e-6)
 
 
 def test_vtrace_is_the_double_sum_of_the_paper():
@@ -126,10 +127,10 @@ def test_vtrace_is_the_double_sum_of_the_paper():
     wanted = value.copy()
     for start, step in itertools.combinations_with_replacement(range(steps), 2):
         wanted[start] += decay[start:step].prod(axis=0) * delta[step]
-    np.testing.assert_allclose(target, wanted, atol=1e-5)
+    assert_allclose(target, wanted, atol=1e-5)
     mixed = np.concatenate([0.8 * wanted[1:] + 0.2 * value[1:], final[-1:]])
     later = np.where(done, bootstrap, mixed)
-    np.testing.assert_allclose(advantage, reward + 0.9 * later - value, atol=1e-5)
+    assert_allclose(advantage, reward + 0.9 * later - value, atol=1e-5)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -284,7 +285,7 @@ def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated
         case = case._replace(extras=np.full((1, 8), -9, np.float32))
         value = np.asarray(lab.outputs(case.final_obs)[1][0])
         target = case.reward[0] + 0.99 * (0 if terminated else value)
-        np.testing.assert_allclose(lab.update(case)[1]["value/target"], target.mean(), rtol=1e-4)
+        assert_allclose(lab.update(case)[1]["value/target"], target.mean(), rtol=1e-4)
     assert np.abs(value - lab.outputs(rollout.obs[1:])[1][0]).mean() > 0.01, (
         "or nothing would be seen"
     )
@@ -327,7 +328,7 @@ def test_x7_learners_see_the_probabilities_of_actors_over_many_rollouts(env, lim
         policy = network.apply(lab.learner.params, rollout.obs, rollout.seen.first, rollout.memory)[
             0
         ]
-        np.testing.assert_allclose(policy.log_prob(rollout.action), rollout.extras, atol=1e-5)
+        assert_allclose(policy.log_prob(rollout.action), rollout.extras, atol=1e-5)
     actor.close()
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows
 from gymnax.environments.misc import frozen_lake
+from numpy.testing import assert_allclose
 
 import benchmarks.records
 from benchmarks import learning, many_seeds, parity_sac, report, tune
@@ -233,7 +234,7 @@ def newest(name: str) -> str:
 )
 def test_dynamic_programming_finds_the_best_return(name, params, wanted):
     best = optimum_of(f"gymnasium:{newest(name)}", params, 128)
-    np.testing.assert_allclose(best.all_starts, wanted, atol=5e-5)
+    assert_allclose(best.all_starts, wanted, atol=5e-5)
 
 
 def test_a_game_of_gymnax_has_the_best_return_of_the_equal_one_of_gymnasium():
@@ -261,8 +262,8 @@ def test_a_game_of_gymnax_has_the_best_return_of_the_equal_one_of_gymnasium():
     alive = np.flatnonzero(~np.isin(np.arange(16), (5, 7, 11, 12, 15)))
     by_action = jax.vmap(often, (None, 0))
     onward, reward = jax.jit(jax.vmap(by_action, (0, None)))(alive, np.arange(4))
-    np.testing.assert_allclose(onward, table.onward[alive], atol=0.04)
-    np.testing.assert_allclose(reward, table.reward[alive], atol=0.04)
+    assert_allclose(onward, table.onward[alive], atol=0.04)
+    assert_allclose(reward, table.reward[alive], atol=0.04)
     start, _ = game.reset_env(keys[0], params)
     assert table.starts[start] == 1
 
@@ -275,7 +276,7 @@ def test_the_best_return_of_an_evaluation_is_that_of_its_own_starts():
     best = optimum_of(f"gymnasium:{newest('Taxi')}", "", 16)
     with closing(gymnasium.make(newest("Taxi"))) as game:
         ways = [_way(game.unwrapped, game.reset(seed=SEED + index)[0]) for index in range(16)]
-    np.testing.assert_allclose(best.evaluated, 21 - np.mean(ways))
+    assert_allclose(best.evaluated, 21 - np.mean(ways))
     assert abs(best.evaluated - best.all_starts) > 0.01
 
 
@@ -328,7 +329,7 @@ def test_scores_lie_between_the_worst_return_and_the_threshold(results):
     tasks = report.scores(
         [json.loads(path.read_text()) for path in sorted(results.glob("*/*/*.json"))]
     )["ppo_pmap"]
-    np.testing.assert_allclose(
+    assert_allclose(
         [sorted(tasks["CartPole-v1"]), tasks["Acrobot-v1"]], [np.arange(8) / 4, np.ones(8)]
     )
 
@@ -423,8 +424,8 @@ def test_a_seed_keeps_its_own_curve_where_others_have_more_evaluations(tmp_path,
     monkeypatch.setattr(benchmarks.records, "read_config", lambda _: config)
     one = record_of("appo_pmap", "CartPole-v1", jobs, 50)
     assert (one["env_steps"], one["evaluations"]) == ([20, 50, 80, 100], [4, 2])
-    np.testing.assert_allclose(one["returns"], [[4, 4], [25, 40], [64, 76], [100, 100]], rtol=1e-6)
-    np.testing.assert_allclose(one["seconds"], [2, 5, 8, 10])
+    assert_allclose(one["returns"], [[4, 4], [25, 40], [64, 76], [100, 100]], rtol=1e-6)
+    assert_allclose(one["seconds"], [2, 5, 8, 10])
     assert "(2 of 4 evaluations)" in " ".join(report._row(one, []))
     assert "evaluations" not in " ".join(
         row := report._row(one | {"evaluations": [4, 4]}, [30, 70, 101])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cli_helpers import ROOT, run_python
 from helpers import collectives_beside_each_other
+from numpy.testing import assert_array_equal
 
 from pmaprl.device.collectives import in_one_order
 from pmaprl.device.sharding import AXIS
@@ -116,7 +117,7 @@ def test_a_program_in_one_order_gives_the_same_bits(program):
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
+        assert_array_equal(one, other)
 
 
 def test_one_device_needs_no_order():

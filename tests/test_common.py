@@ -19,6 +19,7 @@ from helpers import (
     small_args,
     train,
 )
+from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.cli.errors import TrainingError, UsageError
 from pmaprl.cli.files import replacing
@@ -130,7 +131,7 @@ def test_episode_statistics_equal_numpy(devices):
             if seen
             else [np.nan] * 5
         )
-        np.testing.assert_allclose(logged, numbers, rtol=1e-5)
+        assert_allclose(logged, numbers, rtol=1e-5)
 
         before = len(whole)
         whole = finished_episodes(reward[until], done[until])
@@ -141,7 +142,7 @@ def test_episode_statistics_equal_numpy(devices):
             assert np.isnan(metrics["episode/return_last100"])
             assert np.isnan(metrics["episode/return"])
             continue
-        np.testing.assert_allclose(
+        assert_allclose(
             recent.ret[: len(window)],
             window[::-1, 0],
             rtol=1e-4,
@@ -156,7 +157,7 @@ def test_episode_statistics_equal_numpy(devices):
                 {name: x.mean(), f"{name}_min": x.min(), f"{name}_max": x.max()} if len(x) else {}
             )
         for name, number in expected.items():
-            np.testing.assert_allclose(
+            assert_allclose(
                 metrics[f"episode/{name}"],
                 number,
                 rtol=1e-4,
@@ -241,9 +242,9 @@ def test_repeat_puts_metrics_together_and_finds_the_first_broken_update_of_each_
 
     state, packed = repeated(states, jnp.int32(6))
     metrics, broken, counts, _ = packed.fetch(6)
-    np.testing.assert_array_equal(state, states + 6)
-    np.testing.assert_allclose(metrics["value"], [2.5, 12.5, 4.5])
-    np.testing.assert_allclose(metrics["episode/return"], [2.5, 12.5, 4.5])
+    assert_array_equal(state, states + 6)
+    assert_allclose(metrics["value"], [2.5, 12.5, 4.5])
+    assert_allclose(metrics["episode/return"], [2.5, 12.5, 4.5])
     wanted = {
         "value_sum": [-15, -75, -27],
         "value_max": [0, -10, -2],
@@ -266,7 +267,7 @@ def test_repeat_puts_metrics_together_and_finds_the_first_broken_update_of_each_
     broken = {name: broken[name].tolist() for name in ("value", "late", "early")}
     assert broken == {"value": [-1, -1, -1], "late": [3, 0, 1], "early": [1, -1, -1]}
     state, packed = repeated(states, jnp.int32(0))
-    np.testing.assert_array_equal(state, states)
+    assert_array_equal(state, states)
     assert np.isnan(packed.fetch(0).metrics["value"]).all()
     assert packed.fetch(0).broken == {}
 
@@ -296,7 +297,7 @@ def test_several_calls_of_a_row_are_put_together_as_one_call_would_do_it():
         assert together.updates == whole.updates
         assert together.metrics.keys() == whole.metrics.keys()
         for wanted, found in zip(whole[:3], together[:3], strict=True):
-            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), wanted, found)
+            jax.tree.map(lambda x, y: assert_allclose(x, y, rtol=1e-6), wanted, found)
 
 
 def test_metrics_are_those_of_the_samples_of_all_devices_and_of_all_steps_that_count():
@@ -508,7 +509,7 @@ def test_episodes_depend_on_their_global_index_alone():
     on_one, on_four = (
         episodes(make_env("CartPole-v1"), constant(1), 8, devices) for devices in (1, 4)
     )
-    np.testing.assert_array_equal(on_one, on_four)
+    assert_array_equal(on_one, on_four)
     assert 8 <= min(on_one[1]) < max(on_one[1]) <= 11  # always pushing right drops the pole soon
 
 

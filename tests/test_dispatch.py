@@ -12,6 +12,7 @@ import ppo_pmap as ppo
 import pytest
 from cli_helpers import checkpoint_steps, read_rows
 from helpers import small_args
+from numpy.testing import assert_allclose
 
 import pmaprl.runs.evaluator
 import pmaprl.runs.run
@@ -168,7 +169,7 @@ def test_a_long_row_is_dispatched_in_several_calls_and_is_the_same_row(tmp_path,
     for wanted, found in together:
         assert found.keys() == wanted.keys()
         for name, x in wanted.items():
-            np.testing.assert_allclose(
+            assert_allclose(
                 found[name],
                 x,
                 rtol=1e-4,

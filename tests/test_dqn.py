@@ -7,6 +7,7 @@ import numpy as np
 import ppo_pmap as ppo
 import pytest
 from helpers import dqn, make_env, metric_rows, over_devices, relative_difference, small_dqn_args
+from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.actors.batches import over_learners
 from pmaprl.actors.host_drivers import transitions_of
@@ -228,7 +229,7 @@ def test_the_share_of_returns_beyond_the_atoms_of_c51_is_measured_and_warned_of_
         low=-2.0,
         high=2.0,
     )
-    np.testing.assert_allclose(returns.outside(), [0.5, 0.0], rtol=1e-6)
+    assert_allclose(returns.outside(), [0.5, 0.0], rtol=1e-6)
     flags = {
         "distribution": "c51",
         "v_min": -1.0,
@@ -271,7 +272,7 @@ def test_actors_explore_with_the_learner_s_epsilon_and_rollouts_are_not_continue
     )
     for rollout in own_step, in_step:
         first = transitions_of(rollout, with_first=True).first
-        np.testing.assert_array_equal(first, np.concatenate([np.ones((1, 4), bool), ends[:-1]]))
+        assert_array_equal(first, np.concatenate([np.ones((1, 4), bool), ends[:-1]]))
 
 
 def test_a_default_that_does_not_fit_the_observations_is_left_off_and_said():

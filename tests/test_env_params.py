@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import Bribe, make_env, metric_rows, ppo, small_args
+from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.cli.errors import UsageError
 from pmaprl.device.rollout import step_envs
@@ -41,10 +42,10 @@ def test_every_episode_draws_its_own_numbers():
         time = time + 1
         over = np.array(out.terminated | out.truncated)
         for name, values in state[1].items():
-            np.testing.assert_array_equal(np.array(values)[~over], np.array(before[1][name])[~over])
+            assert_array_equal(np.array(values)[~over], np.array(before[1][name])[~over])
         limits = np.array(before[1]["max_steps_in_episode"])
         cut = np.array(out.truncated & ~out.terminated)
-        np.testing.assert_array_equal(time[cut], limits[cut])
+        assert_array_equal(time[cut], limits[cut])
         lengths = [*lengths, *time[cut]]
         time = np.where(over, 0, time)
         numbers.append(state[1])
@@ -146,7 +147,7 @@ def test_numbers_in_the_info_are_logged(tmp_path):
     )
     (row,) = metric_rows(tmp_path)
     for name, value in LOGGED.items():
-        np.testing.assert_allclose(
+        assert_allclose(
             row[f"env/{name}"],
             [value, value],
             rtol=1e-6,

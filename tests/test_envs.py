@@ -23,6 +23,7 @@ from helpers import (
     small_args,
     train,
 )
+from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.actors.actor import inspect_env
 from pmaprl.cli.errors import UsageError
@@ -104,8 +105,8 @@ def test_names_are_refused_with_the_nearest_one_or_with_what_makes_it():
 
 def test_encoding_of_observations():
     one_hot = spaces.encode(jnp.array([2, 0]), spaces.Discrete(3))
-    np.testing.assert_array_equal(one_hot, [[0, 0, 1], [1, 0, 0]])
-    np.testing.assert_array_equal(
+    assert_array_equal(one_hot, [[0, 0, 1], [1, 0, 0]])
+    assert_array_equal(
         spaces.encode(jnp.array([[1, 2]]), spaces.MultiDiscrete((2, 3))), [[0, 1, 0, 0, 1]]
     )
     image = spaces.Box(np.zeros((2, 2, 1)), np.full((2, 2, 1), 255), (2, 2, 1))
@@ -283,7 +284,7 @@ def test_whole_actions_reach_an_environment_on_the_devices_as_such():
 def test_bytes_become_0_to_1_by_their_bounds(low, high, wanted):
     low, high = (np.broadcast_to(np.float32(bound), (3,)) for bound in (low, high))
     found = spaces.encode(jnp.uint8([[0, 3, 5]]), spaces.Box(low, high, (3,)))
-    np.testing.assert_allclose(found[0], wanted, rtol=1e-6)
+    assert_allclose(found[0], wanted, rtol=1e-6)
 
 
 def test_a_flag_says_what_the_largest_byte_is_for_networks_on_the_device_and_on_the_host():
@@ -368,11 +369,9 @@ def test_box_actions_of_any_shape_reach_the_environment_and_have_one_log_prob(sh
     action = policy.sample(noise)
     size = int(np.prod(shape))
     assert policy.log_prob(action).shape == policy.entropy().shape == (5,)
-    np.testing.assert_allclose(policy.entropy(), size * 0.5 * (1 + np.log(2 * np.pi)), rtol=1e-5)
+    assert_allclose(policy.entropy(), size * 0.5 * (1 + np.log(2 * np.pi)), rtol=1e-5)
     reward = jax.vmap(env.step)(jax.random.split(jax.random.key(3), 5), state, action).reward
-    np.testing.assert_allclose(
-        reward, np.clip(action, -1, 0.5).reshape(5, -1).sum(axis=1), rtol=1e-5
-    )
+    assert_allclose(reward, np.clip(action, -1, 0.5).reshape(5, -1).sum(axis=1), rtol=1e-5)
 
 
 def test_environments_are_listed(capsys):
@@ -415,7 +414,7 @@ def test_environments_begin_anew_as_if_each_step_had_a_reset_in_it(name):
         for step in (lambda *inputs: step_envs(env, *inputs), jax.vmap(env.step))
     )
     assert (ours.terminated | ours.truncated).sum() > ENVS
-    same = partial(np.testing.assert_allclose, atol=1e-6)
+    same = partial(assert_allclose, atol=1e-6)
     jax.tree.map(same, (ours, key_data(states)), (wanted, key_data(wanted_states)))
 
 
@@ -645,7 +644,7 @@ def test_episodes_begin_from_starts_that_are_the_same_on_any_number_of_devices()
     assert set(map(tuple, which)) == {(start,) for start in range(count)}, (
         "each of them, and nothing else"
     )
-    np.testing.assert_array_equal(np.array(out.obs)[~over], np.array(out.final_obs)[~over])
+    assert_array_equal(np.array(out.obs)[~over], np.array(out.final_obs)[~over])
 
 
 def test_only_environments_whose_episodes_ended_compute_a_reset():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from cli_helpers import ROOT, run_python
 from flax import struct
+from numpy.testing import assert_allclose
 from PIL import Image
 
 import pmaprl.export
@@ -38,7 +39,7 @@ def observations(policy, size: int) -> Any:
 
 def assert_same_actions(ours: Any, theirs: Any, atol: float) -> None:
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(one, other, atol=atol)
+        assert_allclose(one, other, atol=atol)
 
 
 def snippet(kind: str) -> str:
@@ -280,9 +281,9 @@ def test_an_exported_policy_with_memory_acts_like_the_loaded_one_step_by_step(
                 reward,
             )
             memory = {f"memory/{name}": x for name, x in left.items()}
-        np.testing.assert_allclose(action, expected, atol=1e-6)
+        assert_allclose(action, expected, atol=1e-6)
     for ours, theirs in zip(jax.tree.leaves(own), pmaprl.export.by_name(own), strict=True):
-        np.testing.assert_allclose(memory[f"memory/{theirs}"], ours, atol=1e-5)
+        assert_allclose(memory[f"memory/{theirs}"], ours, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -298,7 +299,7 @@ def test_the_documented_lines_load_it_without_the_repository(trained, tmp_path):
     code += 'import sys; assert not {"common", "flax", "gymnax"} & sys.modules.keys()\n'
     done = run_python("-c", code, cwd=tmp_path, PYTHONPATH="")
     assert done.stdout in ("[0 0 0]\n", "[1 1 1]\n"), done.stderr
-    np.testing.assert_allclose(np.load(tmp_path / "actions.npy"), policy(obs), atol=1e-6)
+    assert_allclose(np.load(tmp_path / "actions.npy"), policy(obs), atol=1e-6)
 
 
 def test_playing_prints_the_returns_and_draws_an_episode(trained, tmp_path, capsys):

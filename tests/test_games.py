@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import ppo, relative_difference, run_updates, small_args
+from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.cli.errors import UsageError
 from pmaprl.device.rollout import step_envs
@@ -50,7 +51,7 @@ def test_the_other_player_of_pgx_moves_until_it_is_our_turn():
         out = step(keys, state, actions)
         before, after = (np.array(x["obs"]).sum(axis=(1, 2)) for x in (obs, out.final_obs))
         goes_on = ~np.array(out.terminated)
-        np.testing.assert_array_equal((after - before)[goes_on], [[1, 1]] * goes_on.sum())
+        assert_array_equal((after - before)[goes_on], [[1, 1]] * goes_on.sum())
         assert (np.array(out.state.game.current_player) == np.array(out.state.seat)).all(), (
             "our turn"
         )
@@ -75,7 +76,7 @@ def test_others_act_by_the_policy_that_is_given():
     assert not ours.any()
     out = jax.vmap(env.step)(jax.random.split(jax.random.key(1), 20), state, jnp.full(20, 8))
     theirs = np.array(out.obs["obs"]).reshape(20, 9, 2)[..., 1]
-    np.testing.assert_array_equal(theirs[:, :2], np.stack([np.ones(20), second], axis=1))
+    assert_array_equal(theirs[:, :2], np.stack([np.ones(20), second], axis=1))
 
 
 def test_past_policies_are_kept_and_are_the_same_on_any_number_of_devices():
@@ -120,7 +121,7 @@ def test_runs_in_play_with_itself_are_evaluated_loaded_resumed_and_begun_from(
     names = ("win_rate", "return_mean", "return_std")
     rate, mean, spread = (np.array(whole.evaluation[f"eval/{name}"]) for name in names)
     # Of wins w and losses l: w + l
-    np.testing.assert_allclose(2 * rate, mean + spread**2 + mean**2, atol=1e-5)
+    assert_allclose(2 * rate, mean + spread**2 + mean**2, atol=1e-5)
     assert (rate > 0).all()
     assert (rate < 1).all()
     assert "% won" in capsys.readouterr().out

@@ -28,6 +28,7 @@ import pytest
 from cli_helpers import ROOT, checkpoint_steps, read_until, run_python, start_script
 from helpers import result_of, same_bits
 from host_helpers import TOY, TOYS
+from numpy.testing import assert_array_equal
 from test_appo import rows, small_args, train
 
 import pmaprl.actors.host_evaluation
@@ -110,8 +111,8 @@ def test_a_last_observation_outlives_a_reset_that_writes_into_the_same_array(vec
     )
     assert plain[6].truncated.all()
     for out, other in zip(plain, reused, strict=True):
-        np.testing.assert_array_equal(out.obs, other.obs)
-        np.testing.assert_array_equal(out.final_obs, other.final_obs)
+        assert_array_equal(out.obs, other.obs)
+        assert_array_equal(out.final_obs, other.final_obs)
 
 
 @pytest.mark.parametrize("names", [["a..b"], ["\x1b[31m"], ["a\nb"]], ids=str)
@@ -158,16 +159,14 @@ def test_a_reset_within_the_step_leaves_the_final_observation_and_its_numbers(
         assert out.valid.all()
         assert (out.truncated == (number == 7 and not terminates)).all()
         assert (out.terminated == (number == 7 and terminates)).all()
-        np.testing.assert_array_equal(
-            out.final_obs, np.stack([episode + (number > 7), [time] * 2], 1)
-        )
-        np.testing.assert_array_equal(out.obs[:, 1], [number % 7] * 2)
+        assert_array_equal(out.final_obs, np.stack([episode + (number > 7), [time] * 2], 1))
+        assert_array_equal(out.obs[:, 1], [number % 7] * 2)
         assert out.numbers("time").tolist() == [time] * 2
         assert out.numbers("even").tolist() == [time % 2 == 0] * 2
         assert out.numbers("end").tolist() == [70] * 2 * (number == 7)
         assert not len(out.numbers("all"))
         assert not len(out.numbers("text"))
-    np.testing.assert_array_equal(outputs[6].obs[:, 0], episode + 1)
+    assert_array_equal(outputs[6].obs[:, 0], episode + 1)
     assert len(set(episode)) == 2
 
 
@@ -177,12 +176,8 @@ def test_a_reset_in_a_step_of_its_own_is_not_valid(name):
     if "envpool" in name:  # numbers in infos are those of valid steps
         assert [len(out.numbers("elapsed_step")) for out in outputs[:7]] == [2, 2, 2, 2, 2, 0, 2]
     assert all(out.final_obs is None for out in outputs)
-    np.testing.assert_array_equal(
-        [out.truncated.all() for out in outputs], [i % 6 == 4 for i in range(12)]
-    )
-    np.testing.assert_array_equal(
-        [out.valid.all() for out in outputs], [i % 6 != 5 for i in range(12)]
-    )
+    assert_array_equal([out.truncated.all() for out in outputs], [i % 6 == 4 for i in range(12)])
+    assert_array_equal([out.valid.all() for out in outputs], [i % 6 != 5 for i in range(12)])
     assert (outputs[5].reward == 0).all()
     assert (np.abs(outputs[5].obs) <= 0.05).all()  # where CartPole begins
     assert (np.abs(outputs[4].obs) > 0.05).any()  # the true next observation
@@ -271,12 +266,10 @@ def test_atari_frames_have_their_channels_last():
         num_envs=1,
         seed=5,
     )
-    np.testing.assert_array_equal(envs.reset()[0], np.moveaxis(raw.reset()[0][0], 0, -1))
+    assert_array_equal(envs.reset()[0], np.moveaxis(raw.reset()[0][0], 0, -1))
     for action in (2, 3, 2, 2):
         obs = envs.step(np.array([action])).obs
-        np.testing.assert_array_equal(
-            obs[0], np.moveaxis(raw.step(np.array([action]))[0][0], 0, -1)
-        )
+        assert_array_equal(obs[0], np.moveaxis(raw.step(np.array([action]))[0][0], 0, -1))
     assert obs.shape[1:] == envs.spec.observation_space.shape == (84, 84, 4)
     assert obs.dtype == envs.spec.obs_dtype == np.uint8
 
@@ -487,13 +480,13 @@ def test_rollouts_hang_together():
     parts = collect(actor_on(TOYS + "Toy-v0", vectorization="sync"), 4)
     rollouts = [part.rollout for part in parts]
     for before, after in itertools.pairwise(rollouts):
-        np.testing.assert_array_equal(before.obs[-1], after.obs[0])
+        assert_array_equal(before.obs[-1], after.obs[0])
     whole = jax.tree.map(lambda *x: np.concatenate(x), *rollouts)
-    np.testing.assert_array_equal(whole.truncated[:, 0], [step % 7 == 6 for step in range(24)])
-    np.testing.assert_array_equal(whole.final_obs[:, 0, 1], [step % 7 + 1 for step in range(24)])
-    np.testing.assert_array_equal(whole.version[:, 0], np.arange(24))
-    np.testing.assert_array_equal(whole.extras["step"][:, 0], np.arange(24))
-    np.testing.assert_array_equal(whole.memory[:, 0], [0, 6, 5, 4])
+    assert_array_equal(whole.truncated[:, 0], [step % 7 == 6 for step in range(24)])
+    assert_array_equal(whole.final_obs[:, 0, 1], [step % 7 + 1 for step in range(24)])
+    assert_array_equal(whole.version[:, 0], np.arange(24))
+    assert_array_equal(whole.extras["step"][:, 0], np.arange(24))
+    assert_array_equal(whole.memory[:, 0], [0, 6, 5, 4])
     assert [part.episodes for part in parts] == [[], *[[(7, 7), (7, 7)]] * 3]
 
 

@@ -36,6 +36,7 @@ from helpers import (
     small_rnn_args,
     small_sac_args,
 )
+from numpy.testing import assert_array_equal
 
 from pmaprl.cli.device_flags import block_width
 from pmaprl.cli.env_flags import as_flags
@@ -168,9 +169,9 @@ def test_x2_every_sample_is_in_one_minibatch_of_each_epoch_on_any_number_of_devi
     )
     numbers = one @ [num_envs, 1]  # each sample as a number, [E, M, samples]
     for samples in several:
-        np.testing.assert_array_equal(np.sort(samples @ [num_envs, 1]), np.sort(numbers))
+        assert_array_equal(np.sort(samples @ [num_envs, 1]), np.sort(numbers))
     for epoch in numbers:
-        np.testing.assert_array_equal(np.sort(epoch, axis=None), np.arange(num_steps * num_envs))
+        assert_array_equal(np.sort(epoch, axis=None), np.arange(num_steps * num_envs))
     for minibatch in one.reshape(-1, *one.shape[2:]):
         assert len(set(np.bincount(minibatch[:, 1] // width))) == 1, "an equal part of every block"
     assert not np.array_equal(one[0], one[1])
@@ -186,7 +187,7 @@ def test_x2_many_steps_do_not_stay_in_the_order_of_time():
     cases.
     """
     order = minibatches_over(1, 65_536, 1, 1)[:, 0, :, 0]
-    np.testing.assert_array_equal(np.sort(order), [range(65_536)] * 2)
+    assert_array_equal(np.sort(order), [range(65_536)] * 2)
     assert np.mean(np.diff(order) > 0) == pytest.approx(0.5, abs=0.03)
 
 
@@ -197,15 +198,13 @@ def test_x2_environment_ids_and_keys_are_global():
     for devices in (1, 2, 8):
         local = 16 // devices
         ids = over_devices(lambda local=local: global_ids(local), devices)
-        np.testing.assert_array_equal(ids.ravel(), np.arange(16))
+        assert_array_equal(ids.ravel(), np.arange(16))
         keys = over_devices(
             lambda n=local: jax.random.key_data(rollout_keys(jax.random.key(3), 5, n)), devices
         )
         keys = np.moveaxis(np.asarray(keys), 0, 1).reshape(5, 16, 2)  # [T, N, 2]
         assert len(set(map(tuple, keys.reshape(-1, 2)))) == 5 * 16
-        np.testing.assert_array_equal(
-            keys[4, 11], jax.random.key_data(jax.random.fold_in(root, 11))
-        )
+        assert_array_equal(keys[4, 11], jax.random.key_data(jax.random.fold_in(root, 11)))
 
 
 ADAPTIVE = {
@@ -331,10 +330,10 @@ def test_x6_bootstrap_through_the_whole_update(monkeypatch, num_seeds, backend):
         ):
             assert is_kind.sum() > 5
             assert set(episode[is_kind] % 3) == {kind}
-        np.testing.assert_array_equal(reward, episode % 7 + 0.5 * (step + 1))
+        assert_array_equal(reward, episode % 7 + 0.5 * (step + 1))
         # the value of the observation that truly follows: the same episode, one step on, never that
         # of a reset
-        np.testing.assert_array_equal(next_value[~terminated], value[~terminated] + 1)
+        assert_array_equal(next_value[~terminated], value[~terminated] + 1)
 
 
 class OracleQ(nn.Module):
@@ -356,7 +355,7 @@ def test_x6_q_learning_bootstraps_from_what_truly_follows(monkeypatch, backend):
         monkeypatch, small_pqn_args(), OracleQ, 2
     ):
         episode, step = (part[~terminated] for part in np.divmod(next_value, 100))
-        np.testing.assert_array_equal(reward[~terminated], episode % 7 + 0.5 * step)
+        assert_array_equal(reward[~terminated], episode % 7 + 0.5 * step)
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from helpers import (
     small_rnn_args,
     small_sac_args,
 )
+from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.cli.errors import FailedEnvError, TrainingError
 from pmaprl.device.agents import at_start, with_memory
@@ -136,7 +137,7 @@ def test_a_component_without_a_legal_choice_has_them_all():
         ):
             policy = masked(logits, legal)
             wanted = masked(logits, same)
-            np.testing.assert_array_equal(policy.logits, wanted.logits)
+            assert_array_equal(policy.logits, wanted.logits)
             assert policy.mode().tolist() == wanted.mode().tolist()
             assert float(policy.entropy()) == float(wanted.entropy())
 
@@ -150,13 +151,13 @@ def test_q_values_without_a_legal_action_are_those_without_a_mask(epsilon):
     variables = head.init(jax.random.key(0), x)
     plain = head.apply(variables, x)
     found = head.apply(variables, x, {MASK: masks})
-    np.testing.assert_array_equal(found[:2], plain[:2])
+    assert_array_equal(found[:2], plain[:2])
     assert np.argmax(found[2]) == 1
     assert np.max(found[2]) == plain[2, 1]
     greedy = epsilon_greedy(plain, epsilon, {MASK: masks})
     free = epsilon_greedy(plain, epsilon)
-    np.testing.assert_array_equal(greedy.mode()[:2], free.mode()[:2])
-    np.testing.assert_allclose(greedy.logits[:2], free.logits[:2], rtol=1e-6)
+    assert_array_equal(greedy.mode()[:2], free.mode()[:2])
+    assert_allclose(greedy.logits[:2], free.logits[:2], rtol=1e-6)
     assert int(greedy.mode()[2]) == 1
 
 
@@ -168,14 +169,12 @@ def test_parts_of_an_action_add_up():
     x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
     policy, _ = head.init_with_output(jax.random.key(0), x, {MASK: legal})
     first, normal, second = policy.parts[0], *policy.parts[1].values()
-    np.testing.assert_array_equal(first.legal, legal[:, :4])
-    np.testing.assert_array_equal(second.legal, legal[:, 4:])
+    assert_array_equal(first.legal, legal[:, :4])
+    assert_array_equal(second.legal, legal[:, 4:])
     action = policy.sample(action_noise(jax.random.key(1), space, (3,)))
     parts = zip((first, normal, second), jax.tree.leaves(action), strict=True)
-    np.testing.assert_allclose(
-        policy.log_prob(action), sum(part.log_prob(x) for part, x in parts), rtol=1e-6
-    )
-    np.testing.assert_allclose(
+    assert_allclose(policy.log_prob(action), sum(part.log_prob(x) for part, x in parts), rtol=1e-6)
+    assert_allclose(
         policy.entropy(), first.entropy() + normal.entropy() + second.entropy(), rtol=1e-6
     )
     assert encode_action(action, space).shape == (3, flat_size(space)) == (3, 8)
@@ -414,7 +413,7 @@ def test_critics_alone_see_what_is_privileged(module):
         one, changed = (
             agent.act(learner, at_start(x), agent.initial_memory(5), key) for x in (obs, other)
         )
-        jax.tree.map(np.testing.assert_array_equal, one, changed)
+        jax.tree.map(assert_array_equal, one, changed)
     one, changed = (np.asarray(values_of(module, args, env, learner, x)) for x in (obs, other))
     assert (one != changed).all()
 
@@ -432,9 +431,9 @@ def test_a_loaded_policy_does_not_ask_for_what_is_privileged(tmp_path):
     env = wrap(Secretive())
     obs, _ = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 5))
     public = {name: part for name, part in obs.items() if name != "privileged_state"}
-    np.testing.assert_array_equal(policy(public), policy(obs))
+    assert_array_equal(policy(public), policy(obs))
     assert inputs_of(policy)["obs"].keys() == public.keys()
-    np.testing.assert_array_equal(jax.jit(function_of(policy))(public), policy(public))
+    assert_array_equal(jax.jit(function_of(policy))(public), policy(public))
     # Which gives it all there is
     episodes = play_episodes(env, policy, jax.random.split(jax.random.key(1), 4))
     assert policy.evaluation == result.evaluation["eval/return_mean"][0]

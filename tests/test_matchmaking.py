@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import functions_of, over_devices, ppo, relative_difference, small_args
+from numpy.testing import assert_allclose
 
 from pmaprl.device import drivers
 from pmaprl.device.interface import OnPolicy
@@ -162,7 +163,7 @@ def test_teams_are_two_agents_of_a_member_and_one_of_another_on_any_number_of_de
             [found[f"episode/{name}"] for name in ("return_min", "return_max", "return")]
             for found in metrics
         )
-        np.testing.assert_allclose(one, two, rtol=1e-6)
+        assert_allclose(one, two, rtol=1e-6)
         low, high, mean = one
         others = [sum(map(int, f"{int(x):03}")) - 2 * m for m, x in enumerate(high)]
         steps |= {tuple((other - m) % 3 for m, other in enumerate(others))}
@@ -231,7 +232,7 @@ def test_golden_ratings_of_two():
     scores = 1 / (1 + 10 ** ((wanted - wanted[:, None]) / 400))
     # Of both orders of a pair: whoever is the row has an advantage
     scores += 0.05 * (1 - np.eye(4))
-    np.testing.assert_allclose(elo_ratings(scores, games=10**6), wanted, atol=0.1)
+    assert_allclose(elo_ratings(scores, games=10**6), wanted, atol=0.1)
 
 
 class Skill(NamedTuple):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import make_env, over_devices, ppo, pqn, run_updates, small_args
+from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.device.agents import at_start
 from pmaprl.device.interface import Rollout
@@ -60,7 +61,7 @@ def test_gae_golden_values(ends, expected):
         0.99,
         0.95,
     )
-    np.testing.assert_allclose(gae[:, 0], expected, rtol=1e-6)
+    assert_allclose(gae[:, 0], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +74,7 @@ def test_gae_golden_values(ends, expected):
     ],
 )
 def test_q_lambda_golden_values(ends, expected):
-    np.testing.assert_allclose(
-        pqn.q_lambda_returns(*outcomes(ends), 0.99, 0.65)[:, 0], expected, rtol=1e-6
-    )
+    assert_allclose(pqn.q_lambda_returns(*outcomes(ends), 0.99, 0.65)[:, 0], expected, rtol=1e-6)
 
 
 def test_final_values_are_put_in_for_none_to_all_also_under_vmap():
@@ -99,31 +98,27 @@ def test_final_values_are_put_in_for_none_to_all_also_under_vmap():
 
     following = np.concatenate([value[:, 1:], 10 * last[:, None, :, 0]], axis=1)
     wanted = np.where(cut & ~both, 10 * final_obs[..., 0], following)
-    np.testing.assert_array_equal(jax.vmap(fill)(value, cut, both, last, final_obs), wanted)
+    assert_array_equal(jax.vmap(fill)(value, cut, both, last, final_obs), wanted)
     for i in range(5):
-        np.testing.assert_array_equal(
+        assert_array_equal(
             jax.jit(fill)(value[i], cut[i], both[i], last[i], final_obs[i]), wanted[i]
         )
-        np.testing.assert_array_equal(fill(value[i], cut[i], both[i], last[i], None), following[i])
+        assert_array_equal(fill(value[i], cut[i], both[i], last[i], None), following[i])
 
 
 def test_losses():
-    np.testing.assert_allclose(ppo.ratio_bounds(0.1, "ppo"), (0.9, 1.1))
-    np.testing.assert_allclose(ppo.ratio_bounds(0.1, "symmetric"), (0.9090909, 1.1), rtol=1e-7)
+    assert_allclose(ppo.ratio_bounds(0.1, "ppo"), (0.9, 1.1))
+    assert_allclose(ppo.ratio_bounds(0.1, "symmetric"), (0.9090909, 1.1), rtol=1e-7)
     ratio = jnp.array([1.0, 1.5, 0.5, 1.5, 0.5])
     advantage = jnp.array([2.0, 1.0, 1.0, -1.0, -1.0])
     # minimum of unclipped and clipped: 2, 1.2, 0.5, -1.5, -0.8
-    np.testing.assert_allclose(
-        ppo.policy_loss(ratio, advantage, (0.8, 1.2)), [-2, -1.2, -0.5, 1.5, 0.8]
-    )
+    assert_allclose(ppo.policy_loss(ratio, advantage, (0.8, 1.2)), [-2, -1.2, -0.5, 1.5, 0.8])
     value = jnp.array([1.0, 0.0, 3.0])
     old = jnp.array([0.0, 0.0, 3.1])
     target = jnp.array([2.0, 1.0, 3.0])
-    np.testing.assert_allclose(ppo.value_loss(value, old, target, None), [0.5, 0.5, 0])
+    assert_allclose(ppo.value_loss(value, old, target, None), [0.5, 0.5, 0])
     # the clipped predictions are 0.2, 0 and 3: errors 1.8^2, 1, 0
-    np.testing.assert_allclose(
-        ppo.value_loss(value, old, target, 0.2), [0.5 * 1.8**2, 0.5, 0], rtol=1e-6
-    )
+    assert_allclose(ppo.value_loss(value, old, target, 0.2), [0.5 * 1.8**2, 0.5, 0], rtol=1e-6)
 
 
 def test_no_epoch_counts_after_one_that_moves_the_policy_too_far():
@@ -184,11 +179,9 @@ def test_entropy_coefficient_falls_in_a_line(swept):
     run = SimpleNamespace(updates=updates, member_values=swept)
     expected = swept.get("ent_coef", 0.2) * np.array([1, 0.75, 0.5, 0.25, 0, 0])
     hparams, scheduled = apply_schedules(args, run, learner=None)
-    np.testing.assert_allclose(hparams.ent_coef, expected, rtol=1e-6)
+    assert_allclose(hparams.ent_coef, expected, rtol=1e-6)
     assert scheduled["ent_coef"] is hparams.ent_coef
-    np.testing.assert_allclose(
-        scheduled["learning_rate"], args.learning_rate * (1 - updates / 8), rtol=1e-6
-    )
+    assert_allclose(scheduled["learning_rate"], args.learning_rate * (1 - updates / 8), rtol=1e-6)
     assert (
         "ent_coef"
         not in apply_schedules(dataclasses.replace(args, ent_fraction=0.0), run, learner=None)[1]
@@ -222,9 +215,7 @@ def softmax(logits):
 def test_categorical_against_numpy():
     policy = Categoricals(jnp.asarray(LOGITS), (5,), scalar=True)
     p = softmax(LOGITS)
-    np.testing.assert_allclose(
-        [policy.log_prob(jnp.int32(i)) for i in range(5)], np.log(p), rtol=1e-5
-    )
+    assert_allclose([policy.log_prob(jnp.int32(i)) for i in range(5)], np.log(p), rtol=1e-5)
     assert policy.mode() == 2
     assert policy.mode().shape == ()
 
@@ -232,11 +223,9 @@ def test_categorical_against_numpy():
     p = softmax(LOGITS[:2])
     q = softmax(LOGITS[2:])
     log_probs = [[policy.log_prob(jnp.array([i, j])) for j in range(3)] for i in range(2)]
-    np.testing.assert_allclose(log_probs, np.log(p)[:, None] + np.log(q), rtol=1e-5)
-    np.testing.assert_allclose(
-        policy.entropy(), -(p * np.log(p)).sum() - (q * np.log(q)).sum(), rtol=1e-5
-    )
-    np.testing.assert_array_equal(policy.mode(), [0, 0])
+    assert_allclose(log_probs, np.log(p)[:, None] + np.log(q), rtol=1e-5)
+    assert_allclose(policy.entropy(), -(p * np.log(p)).sum() - (q * np.log(q)).sum(), rtol=1e-5)
+    assert_array_equal(policy.mode(), [0, 0])
 
 
 @pytest.mark.parametrize("legal", [None, [True, True, False, True, False]], ids=["all", "masked"])
@@ -252,7 +241,7 @@ def test_epsilon_greedy_explores_with_probability_epsilon_among_what_is_legal(le
     policy = epsilon_greedy(q, 0.3, obs)
     noise = np.linspace(2**-24, 1 - 2**-24, 100_001, dtype=np.float32)[:, None]
     picks = jax.vmap(policy.sample)(noise)
-    np.testing.assert_allclose(np.bincount(picks, minlength=5) / len(noise), expected, atol=1e-4)
+    assert_allclose(np.bincount(picks, minlength=5) / len(noise), expected, atol=1e-4)
     greedy = epsilon_greedy(q, 0.0, obs)
     assert policy.mode() == best
     assert set(jax.vmap(greedy.sample)(noise).tolist()) == {best}
@@ -270,7 +259,7 @@ def test_sample_frequencies(space):
     edges = np.cumsum([0, *space.nvec])
     for i, n in enumerate(space.nvec):
         frequencies = np.bincount(samples[:, i], minlength=n) / len(keys)
-        np.testing.assert_allclose(frequencies, softmax(LOGITS[edges[i] : edges[i + 1]]), atol=0.01)
+        assert_allclose(frequencies, softmax(LOGITS[edges[i] : edges[i + 1]]), atol=0.01)
     noises = (
         jnp.full(action_noise(keys[0], space).shape, x, jnp.float32) for x in (0.0, 1 - 2**-24)
     )
@@ -342,7 +331,7 @@ def test_kl_divergences_and_probabilities_of_own_components_alone():
     for (policy, other), value in zip(
         pairs, [*values, values[0] + values[1] + values[4]], strict=True
     ):
-        np.testing.assert_allclose(
+        assert_allclose(
             policy.kl(other),
             value,
             rtol=1e-4,
@@ -365,16 +354,12 @@ def test_kl_divergences_and_probabilities_of_own_components_alone():
         whole = policy.replace(own=own)
         mine = first[0]
         for one, two in ((whole, other), (policy, other.replace(own=own))):
-            np.testing.assert_allclose(one.kl(two), mine.kl(first[1]), rtol=1e-6)
-        np.testing.assert_allclose(
-            whole.log_prob(policy.mode()), mine.log_prob(mine.mode()), rtol=1e-6
-        )
+            assert_allclose(one.kl(two), mine.kl(first[1]), rtol=1e-6)
+        assert_allclose(whole.log_prob(policy.mode()), mine.log_prob(mine.mode()), rtol=1e-6)
         for measure in ("entropy", "symmetric_kl_to_uniform")[
             : 1 if isinstance(mine, Normal) else 2
         ]:
-            np.testing.assert_allclose(
-                getattr(whole, measure)(), getattr(mine, measure)(), rtol=1e-6
-            )
+            assert_allclose(getattr(whole, measure)(), getattr(mine, measure)(), rtol=1e-6)
 
 
 def test_normal_against_numpy():
@@ -384,16 +369,16 @@ def test_normal_against_numpy():
     policy = Normal(jnp.asarray(mean), jnp.asarray(log_std))
     std = np.exp(log_std)
     log_density = -0.5 * ((action - mean) / std) ** 2 - np.log(std * math.sqrt(2 * math.pi))
-    np.testing.assert_allclose(policy.log_prob(jnp.asarray(action)), log_density.sum(), rtol=1e-6)
+    assert_allclose(policy.log_prob(jnp.asarray(action)), log_density.sum(), rtol=1e-6)
     entropy = 0.5 * np.log(2 * math.pi * math.e * std**2)
-    np.testing.assert_allclose(policy.entropy(), entropy.sum(), rtol=1e-6)
-    np.testing.assert_allclose(policy.mode(), mean, rtol=1e-6)
+    assert_allclose(policy.entropy(), entropy.sum(), rtol=1e-6)
+    assert_allclose(policy.mode(), mean, rtol=1e-6)
 
     box = Box(-np.ones(2), np.ones(2), (2,))
     keys = jax.random.split(jax.random.key(0), 40_000)
     samples = jax.vmap(lambda key: policy.sample(action_noise(key, box)))(keys)
-    np.testing.assert_allclose(samples.mean(0), mean, atol=0.02)
-    np.testing.assert_allclose(samples.std(0), std, rtol=0.02)
+    assert_allclose(samples.mean(0), mean, atol=0.02)
+    assert_allclose(samples.std(0), std, rtol=0.02)
 
 
 def test_a_normal_policy_is_in_units_of_the_bounds():
@@ -409,9 +394,9 @@ def test_a_normal_policy_is_in_units_of_the_bounds():
     plain = PolicyHead(Box(-np.ones(5), np.ones(5), (5,))).apply(params, x)
     assert policy.entropy().tolist() == plain.entropy().tolist()
     for ours, units in ((policy.mode(), plain.mode()), (policy.sample(noise), plain.sample(noise))):
-        np.testing.assert_allclose(ours, units * scale + np.array([0, 0.25, 0, 0, 0]), rtol=1e-5)
-        np.testing.assert_allclose(policy.log_prob(ours), plain.log_prob(units), rtol=1e-4)
-        np.testing.assert_allclose(encode_action(ours, head.space), units, rtol=1e-4)
+        assert_allclose(ours, units * scale + np.array([0, 0.25, 0, 0, 0]), rtol=1e-5)
+        assert_allclose(policy.log_prob(ours), plain.log_prob(units), rtol=1e-4)
+        assert_allclose(encode_action(ours, head.space), units, rtol=1e-4)
 
 
 @pytest.mark.parametrize("devices", [1, 4])
@@ -422,19 +407,17 @@ def test_running_statistics_equal_numpy(devices):
         random.normal(5 * i, 1 + i, (8, 3, 2)) + 10 * np.arange(8)[:, None, None] for i in range(4)
     ]
     stats = running_stats((2,))
-    np.testing.assert_array_equal(stats.normalize(jnp.array([1.5, -2.0])), [1.5, -2.0])
+    assert_array_equal(stats.normalize(jnp.array([1.5, -2.0])), [1.5, -2.0])
     for batch in batches:
         merged = over_devices(stats.merge, devices, jnp.float32(batch))
         for leaf in jax.tree.leaves(merged):
-            np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[0], leaf.shape))
+            assert_array_equal(leaf, np.broadcast_to(leaf[0], leaf.shape))
         stats = jax.tree.map(lambda x: x[0], merged)
     everything = np.concatenate(batches).reshape(-1, 2)
     assert stats.count == len(everything)
-    np.testing.assert_allclose(
-        [stats.mean, stats.std], [everything.mean(0), everything.std(0)], rtol=1e-5
-    )
+    assert_allclose([stats.mean, stats.std], [everything.mean(0), everything.std(0)], rtol=1e-5)
     normal = stats.normalize(jnp.float32(everything))
-    np.testing.assert_allclose([normal.mean(0), normal.std(0)], [[0, 0], [1, 1]], atol=1e-4)
+    assert_allclose([normal.mean(0), normal.std(0)], [[0, 0], [1, 1]], atol=1e-4)
     assert stats.normalize(jnp.full((2,), 1e6)).max() == 10
     valid = np.arange(24).reshape(8, 3) % 5 > 0
     some = over_devices(
@@ -446,7 +429,7 @@ def test_running_statistics_equal_numpy(devices):
     some = jax.tree.map(lambda x: x[0], some)
     chosen = batches[1][valid]
     assert some.count == len(chosen)
-    np.testing.assert_allclose([some.mean, some.std], [chosen.mean(0), chosen.std(0)], rtol=1e-5)
+    assert_allclose([some.mean, some.std], [chosen.mean(0), chosen.std(0)], rtol=1e-5)
 
 
 @pytest.mark.parametrize("count", [2**24, 2**28, 2**32 - 1, 10**10])
@@ -472,8 +455,8 @@ def test_running_statistics_count_single_samples_after_billions(count):
     )
     after = jax.tree.map(lambda x: np.float64(x[0]), after)
     assert after.count + 2**32 * after.count_high == count + 1024
-    np.testing.assert_allclose(after.m2 + after.m2_rest - count, 1024, rtol=1e-3)
-    np.testing.assert_allclose(after.mean + after.mean_rest, 3, atol=1e-6)
+    assert_allclose(after.m2 + after.m2_rest - count, 1024, rtol=1e-3)
+    assert_allclose(after.mean + after.mean_rest, 3, atol=1e-6)
 
 
 def merged(stats, batch, valid):
@@ -505,15 +488,15 @@ def test_running_statistics_are_right_far_from_zero(mean, std, kind, valid):
         stats = merged(stats, batch, valid)
     seen = batches[:, slice(None) if valid is None else valid].astype(float)
     normal = (batches[0] - seen.mean()) / seen.std()
-    np.testing.assert_allclose(stats.normalize(jnp.asarray(batches[0])), normal, atol=1e-3)
+    assert_allclose(stats.normalize(jnp.asarray(batches[0])), normal, atol=1e-3)
     as_constants = jax.jit(stats.normalize)  # as in an exported policy
-    np.testing.assert_allclose(as_constants(jnp.asarray(batches[0])), normal, atol=1e-3)
+    assert_allclose(as_constants(jnp.asarray(batches[0])), normal, atol=1e-3)
 
 
 def test_half_precision_and_bools_are_summed_in_single_precision():
     for batch in (np.full((4096, 1), 60_000, np.float16), np.ones((4096, 1), bool)):
         stats = merged(running_stats((1,)), batch, np.ones(4096, bool))
-        np.testing.assert_allclose(stats.mean, batch[0].astype(float), rtol=1e-6)
+        assert_allclose(stats.mean, batch[0].astype(float), rtol=1e-6)
 
 
 def test_new_units_leave_predictions_as_they_are():
@@ -537,7 +520,7 @@ def test_new_units_leave_predictions_as_they_are():
     before, after = (
         stats.denormalize(network.apply(p, x)) for stats, p in ((old, params), (new, rescaled))
     )
-    np.testing.assert_allclose(before, after, rtol=1e-5)
+    assert_allclose(before, after, rtol=1e-5)
     assert abs(network.apply(params, x) - network.apply(rescaled, x)).min() > 0.1
     # A layer by another name would keep predicting in old units
     with pytest.raises(ValueError, match="head"):
@@ -563,11 +546,11 @@ def test_batches_are_normalised_by_the_samples_of_all_devices_or_by_running_aver
     r = np.clip(of_batch / usual, 1 / 3, 3)
     d = np.clip((x.mean(0) - average) / usual, -5, 5)
     r, d = (r, d) if renorm and warmup == 1 else (1.0, 0.0)  # after one batch
-    np.testing.assert_allclose(np.reshape(y, (8, 3)), (x - x.mean(0)) / of_batch * r + d, atol=1e-4)
+    assert_allclose(np.reshape(y, (8, 3)), (x - x.mean(0)) / of_batch * r + d, atol=1e-4)
     averages = 0.99 * start["averages"] + 0.01 * np.stack([x.mean(0), x.var(0)])
     for own in new["batch_stats"]["averages"]:
-        np.testing.assert_allclose(own, averages, rtol=1e-5)
-    np.testing.assert_allclose(layer.apply(variables, x), (x - average) / usual, rtol=1e-5)
+        assert_allclose(own, averages, rtol=1e-5)
+    assert_allclose(layer.apply(variables, x), (x - average) / usual, rtol=1e-5)
 
 
 @pytest.mark.parametrize("devices", [1, 4])
@@ -580,9 +563,9 @@ def test_batches_far_from_zero_are_normalised(mean, devices):
     )
     exact = x.astype(float)
     normal = (exact - exact.mean(0)) / np.sqrt(exact.var(0) + 1e-3)
-    np.testing.assert_allclose(np.reshape(y, (256, 3)), normal, atol=2e-2 if mean == 1e4 else 1e-3)
+    assert_allclose(np.reshape(y, (256, 3)), normal, atol=2e-2 if mean == 1e4 else 1e-3)
     variance = new["batch_stats"]["averages"][0, 1]
-    np.testing.assert_allclose(variance, 0.99 + 0.01 * exact.var(0), rtol=1e-4)
+    assert_allclose(variance, 0.99 + 0.01 * exact.var(0), rtol=1e-4)
 
 
 def test_gradients_go_through_the_mean_and_the_deviation_of_a_batch():
@@ -596,7 +579,7 @@ def test_gradients_go_through_the_mean_and_the_deviation_of_a_batch():
         return jnp.sum(weight * (x - x.mean(0)) / jnp.sqrt(x.var(0) + layer.epsilon))
 
     found = over_devices(jax.grad(total), 1, x)[0]
-    np.testing.assert_allclose(found, jax.grad(wanted)(x), atol=1e-4)
+    assert_allclose(found, jax.grad(wanted)(x), atol=1e-4)
 
 
 def test_a_distribution_of_returns_is_shared_by_neighbours_and_chosen_by_its_mean():
@@ -605,9 +588,9 @@ def test_a_distribution_of_returns_is_shared_by_neighbours_and_chosen_by_its_mea
     q = ValueDistribution.of(rng.normal(size=(2, 6, 3, 5)).astype(np.float32), -2.0, 2.0)
     least = q.smallest()
     probs = jax.nn.softmax(rng.normal(size=(6, 3)))
-    np.testing.assert_allclose(least.mean(), np.min(q.mean(), axis=0), rtol=1e-6)
+    assert_allclose(least.mean(), np.min(q.mean(), axis=0), rtol=1e-6)
     value = least.expected(probs)
-    np.testing.assert_allclose(value.mean(), np.sum(probs * least.mean(), axis=-1), rtol=1e-5)
+    assert_allclose(value.mean(), np.sum(probs * least.mean(), axis=-1), rtol=1e-5)
     moved = value.replace(atoms=1.5 * value.atoms + 0.3)
     shared = np.zeros((6, 5))
     for row, atoms, weights in zip(
@@ -619,12 +602,12 @@ def test_a_distribution_of_returns_is_shared_by_neighbours_and_chosen_by_its_mea
         for atom, weight in zip(atoms, weights, strict=True):
             row[math.floor(atom)] += weight * (1 - atom % 1)
             row[math.ceil(atom)] += weight * (atom % 1)
-    np.testing.assert_allclose(
+    assert_allclose(
         project(jax.nn.softmax(moved.logits), moved.atoms, -2.0, 2.0), shared, atol=1e-6
     )
     taken = q.of_actions(jnp.array([0, 1, 2, 0, 1, 2]))
     logs = jax.nn.log_softmax(q.logits)[:, np.arange(6), [0, 1, 2, 0, 1, 2]]
-    np.testing.assert_allclose(taken.error(moved), -np.sum(shared * logs, axis=-1), rtol=1e-5)
+    assert_allclose(taken.error(moved), -np.sum(shared * logs, axis=-1), rtol=1e-5)
     rare = ValueDistribution.of(jnp.array([[[0.0, -200.0, 0.0], [0.0, -150.0, 1.0]]]), -1.0, 1.0)
     gradient = jax.grad(lambda logits: jnp.sum(rare.expected(jax.nn.softmax(logits)).mean()))(
         jnp.zeros((1, 2))

@@ -11,6 +11,7 @@ import numpy as np
 import ppo_rnn_pmap as ppo_rnn
 import pytest
 from helpers import calls_of_gae, make_env, run_updates, small_rnn_args
+from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.nets.recurrent import CELLS, Recurrent, initial_memory
 from pmaprl.policy import load_policy
@@ -79,8 +80,8 @@ def test_x7_a_sequence_equals_a_loop_of_flax_s_cells_that_begin_anew_with_each_e
         for layer, (cell, params) in enumerate(cells):
             carry = jax.tree.map(lambda m: np.where(first[step][:, None], 0, m), carries[layer])
             carries[layer], y = cell.apply(params, carry, y)
-        np.testing.assert_allclose(outputs[step], y, atol=1e-6)
-    np.testing.assert_array_equal(left[-1][0], outputs)
+        assert_allclose(outputs[step], y, atol=1e-6)
+    assert_array_equal(left[-1][0], outputs)
 
 
 @pytest.mark.parametrize(("span", "low", "high"), [(0, 2, 2), (300, 2, 300)])
@@ -105,7 +106,7 @@ def test_cells_of_a_new_network_remember_for_times_up_to_their_span(kind, span, 
     # All of it is new
     params["input_0"]["bias"] = params["input_0"]["bias"].at[2 * size : 3 * size].set(100.0)
     _, filled = module.apply({"params": params}, *inputs, memory)
-    np.testing.assert_allclose(1 / np.asarray(filled[0][-1][0, 0]), times, rtol=1e-3)
+    assert_allclose(1 / np.asarray(filled[0][-1][0, 0]), times, rtol=1e-3)
 
 
 @BY_KIND
@@ -121,8 +122,8 @@ def test_x7_no_gradient_crosses_the_beginning_of_an_episode(kind):
         to_inputs, to_memory = jax.grad(outputs_of, (1, 2))(step, x, memory)
         episode = np.cumsum(first, axis=0)
         reached = (episode == episode[step]) & (np.arange(STEPS)[:, None] <= step)
-        np.testing.assert_array_equal(np.any(to_inputs != 0, axis=-1), reached)
-        np.testing.assert_array_equal(np.any(to_memory[0][0] != 0, axis=-1), episode[step] == 0)
+        assert_array_equal(np.any(to_inputs != 0, axis=-1), reached)
+        assert_array_equal(np.any(to_memory[0][0] != 0, axis=-1), episode[step] == 0)
 
 
 VARIANTS = {
@@ -152,9 +153,7 @@ def test_on_an_accelerator_gradients_are_the_same(kind, monkeypatch):
 
     plain = gradients()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), gradients(), plain
-    )
+    jax.tree.map(functools.partial(assert_allclose, rtol=1e-4, atol=1e-5), gradients(), plain)
 
 
 LATER = ("segments", "Hybrid"), ("shared", "Endings"), ("half precision", "Endings")
@@ -202,9 +201,9 @@ def test_x6_bootstrap_with_the_memory_from_before_the_reset(monkeypatch, num_see
         assert (truncated & ~terminated).sum() > 5
         assert set(np.unique(value % 100)) == {0, 1, 2, 3, 4}
         # the same episode, remembered for one step more
-        np.testing.assert_array_equal(next_value[~terminated], value[~terminated] + 1)
+        assert_array_equal(next_value[~terminated], value[~terminated] + 1)
         over = (terminated | truncated)[:-1]
-        np.testing.assert_array_equal(value[1:][over] % 100, 0)
+        assert_array_equal(value[1:][over] % 100, 0)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from cli_helpers import ROOT
 from helpers import over_devices
+from numpy.testing import assert_allclose, assert_array_equal
 
 import benchmarks.peers.__main__ as peers
 from benchmarks.peers.starts import STATES, states_of
@@ -156,7 +157,7 @@ def test_a_peer_in_jax_plays_the_episodes_of_the_kit(monkeypatch):
     )()
     game = make("BernoulliBandit-misc")  # outside of the program: its space is made of arrays
     ours = over_devices(lambda: run_episodes(game, act, 16), 1).ret
-    np.testing.assert_array_equal(earned, ours[0])
+    assert_array_equal(earned, ours[0])
     assert not np.array_equal(others, ours[0])
 
 
@@ -177,7 +178,7 @@ def test_a_convolution_that_a_peer_gets_is_that_of_flax(monkeypatch):
             lambda key: layer.init_with_output(key, jax.random.normal(key, (5, 10, 9, 4)))[0]
         )(keys)
 
-    np.testing.assert_allclose(outputs(convolved), outputs(None), atol=1e-5)
+    assert_allclose(outputs(convolved), outputs(None), atol=1e-5)
     with pytest.raises(NotImplementedError):
         outputs(convolved, strides=2)
 
@@ -225,12 +226,12 @@ def test_episodes_of_gymnasium_begin_where_those_of_the_kit_do(name, train_sb3):
     seen = train_sb3.Evaluation._begin(evaluation)
     assert seeds == [7]
     assert not np.array_equal(*seen)
-    np.testing.assert_allclose(seen[1], obs, atol=1e-6)
+    assert_allclose(seen[1], obs, atol=1e-6)
     action = env.action_space.low * 0.5 if hasattr(env.action_space, "low") else 0
     for _ in range(3):
         obs, state, reward, *_ = env.advance(key, state, action)
         seen, their_reward, *_ = theirs.envs[1].step(action)
-        np.testing.assert_allclose(seen, obs, atol=1e-4)
+        assert_allclose(seen, obs, atol=1e-4)
         assert their_reward == pytest.approx(float(reward), abs=1e-4)
 
 
@@ -242,4 +243,4 @@ def test_episodes_on_the_host_begin_where_those_of_the_kit_do():
         those = slice(begun, begun + count)
         envs.close()
         starts = np.stack([np.cos(angles[those]), np.sin(angles[those]), speeds[those]], axis=-1)
-        np.testing.assert_allclose(seen, starts, atol=1e-6)
+        assert_allclose(seen, starts, atol=1e-6)

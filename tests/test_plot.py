@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cli_helpers import ROOT
+from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl import compare, plot
 from pmaprl.cli.command import exit_code, parse
@@ -71,7 +72,7 @@ def test_the_interquartile_mean_is_exact_where_quarters_are_no_whole_numbers():
     }
     for expected, values in examples.items():
         both = np.stack([values, np.add(values, 1.0)], axis=1)
-        np.testing.assert_allclose(estimate(both), [expected, expected + 1])
+        assert_allclose(estimate(both), [expected, expected + 1])
     assert estimate(np.array([100.0, 1, 2, 3]), "mean") == 26.5
 
 
@@ -85,7 +86,7 @@ def test_few_seeds_have_a_range_and_no_interval():
 
 def test_the_interval_is_of_the_estimate():
     same = interval(np.full((4, 2), 5.0))
-    np.testing.assert_array_equal([same.low, same.high], np.full((2, 2), 5.0))
+    assert_array_equal([same.low, same.high], np.full((2, 2), 5.0))
     outlier = np.array([5.0] * 11 + [1000.0])  # 4 times among 12 in 1 of 70 resamples only
     assert (interval(outlier).high, interval(outlier, kind="mean").high > 5) == (5, True)
     tasks = interval(np.zeros(5), np.ones(5), kind="mean")
@@ -129,8 +130,8 @@ def test_the_area_under_a_curve_is_its_mean_over_steps():
     curves = np.array([[0.0, 10, 10, 30], [np.nan, 5, 5, 5], [np.nan] * 4])
     # (5 to 10: 7.5 * 5) + 10 * 10 + (10 to 20: 15 * 10), over 25
     areas = mean_over_steps(steps, curves, 5, 30)
-    np.testing.assert_allclose(areas, [(37.5 + 100 + 150) / 25, np.nan, np.nan])
-    np.testing.assert_allclose(mean_over_steps(steps, curves, 10, 20)[:2], [10, 5])
+    assert_allclose(areas, [(37.5 + 100 + 150) / 25, np.nan, np.nan])
+    assert_allclose(mean_over_steps(steps, curves, 10, 20)[:2], [10, 5])
 
 
 def test_what_to_know_of_runs_that_are_no_repetitions():
@@ -221,7 +222,7 @@ def test_damaged_lines_are_skipped(tmp_path):
     make_run(tmp_path / "a", "\n".join([good[0], *damage, good[1], good[1][:20]]), num_seeds=2)
     series = read_log(tmp_path / "a", [TRAINING]).series[TRAINING]
     assert series.steps.tolist() == [100, 200]
-    np.testing.assert_array_equal(series.values, [[1, 2], [3, np.nan]])
+    assert_array_equal(series.values, [[1, 2], [3, np.nan]])
 
 
 def test_seeds_are_interpolated_within_what_they_have():
@@ -240,7 +241,7 @@ def test_seeds_are_interpolated_within_what_they_have():
         [nan] * 7,
         [nan, 100, 150, 200, 250, 350, nan],
     ]
-    np.testing.assert_array_equal(
+    assert_array_equal(
         values, wanted, "of equal places the last counts, and late ones are put in order"
     )
     places, values = align(logged, "wall", hold=True)
@@ -517,7 +518,7 @@ def test_two_factors_have_a_heat_map(tmp_path):
         plot.Args, [*make_grid(tmp_path), "--by", "gamma,learning_rate", "--kind", "heatmap"]
     )
     axes = plot.learning_curves(args).axes[0]
-    np.testing.assert_allclose(axes.images[0].get_array(), [[90.1, 95.1, 99.1], [90.2, 95.2, 99.2]])
+    assert_allclose(axes.images[0].get_array(), [[90.1, 95.1, 99.1], [90.2, 95.2, 99.2]])
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0.9", "0.95", "0.99"]
     with pytest.raises(SystemExit):
         parse(plot.Args, ["runs", "--by", "gamma", "--kind", "heatmap"])
@@ -594,9 +595,7 @@ def test_values_that_look_alike_once_shortened_are_told_apart(tmp_path):
         by=("env_params", "gamma"),
         kind="heatmap",
     )
-    np.testing.assert_allclose(
-        plot.learning_curves(args).axes[0].images[0].get_array(), [[0, 1], [0, 1]]
-    )
+    assert_allclose(plot.learning_curves(args).axes[0].images[0].get_array(), [[0, 1], [0, 1]])
     colors = {
         line.get_color()
         for line in plot.learning_curves(plot.Args(runs=tuple(runs), by=("env_params",)))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import TRAINED, over_devices, ppo, sac, same_bits, small_args
+from numpy.testing import assert_allclose, assert_array_equal
 from orbax.checkpoint import v1 as orbax
 
 from pmaprl.actors.host_evaluation import run_host_episodes
@@ -121,7 +122,7 @@ def test_actions_are_best_and_drawn_by_the_logits_of_normalised_observations(tra
     right, wrong = (
         actor.apply(policy._learner.params.actor, obs)[0].logits for obs in (normalised, raw)
     )
-    np.testing.assert_array_equal(policy(raw), right.argmax(axis=1))
+    assert_array_equal(policy(raw), right.argmax(axis=1))
     assert np.mean(policy(raw) != wrong.argmax(axis=1)) > 0.01, "else this shows nothing"
     drawn = jax.vmap(lambda key: policy(raw[0], key=key))(jax.random.split(jax.random.key(0), 4000))
     probability = float(jax.nn.softmax(right[0])[1])
@@ -135,11 +136,11 @@ def test_observations_of_every_kind_of_array_and_in_every_batch(trained):
     obs = np.random.default_rng(0).normal(size=(2, 3, 3))  # float64, as numpy makes it
     actions = policy(obs)
     assert (type(actions), actions.shape, actions.dtype) == (np.ndarray, (2, 3, 1), np.float32)
-    np.testing.assert_allclose(policy(obs[1, 2]), actions[1, 2], rtol=1e-5)
+    assert_allclose(policy(obs[1, 2]), actions[1, 2], rtol=1e-5)
     assert policy(obs[0, 0].tolist()).shape == (1,)
     assert isinstance(policy(jnp.asarray(obs)), jax.Array)
     assert policy(np.zeros((0, 3))).shape == (0, 1)
-    np.testing.assert_allclose(jax.jit(lambda: policy(obs))(), actions, rtol=1e-5)
+    assert_allclose(jax.jit(lambda: policy(obs))(), actions, rtol=1e-5)
     actions += 1  # its own, not a view of a device's memory
     for wrong, word in (
         (np.zeros(4), "(3,)"),
@@ -161,7 +162,7 @@ def test_with_a_key_actions_are_drawn_anew_for_every_observation(trained):
     assert len(np.unique(policy(obs))) == 1
     keys = jax.random.split(jax.random.key(0), 5)
     many = jax.vmap(lambda key: policy(obs, key=key))(keys)
-    np.testing.assert_allclose(many[2], policy(obs, key=keys[2]), rtol=1e-5)
+    assert_allclose(many[2], policy(obs, key=keys[2]), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -333,8 +334,8 @@ def test_code_from_elsewhere_is_run_when_it_is_named_and_imported_anew_when_it_c
         mine.write_text(code.replace("return policy.mode() if key", f"return {best} if key"))
         with pytest.warns(UserWarning, match="mine.py has changed since"):
             actions.append(load_policy(run_dir, algorithm=mine)(obs))
-    np.testing.assert_array_equal(actions[0], load_policy(run_dir, algorithm=ppo)(obs))
-    np.testing.assert_array_equal(actions[0], 1 - actions[1])
+    assert_array_equal(actions[0], load_policy(run_dir, algorithm=ppo)(obs))
+    assert_array_equal(actions[0], 1 - actions[1])
 
 
 def image_policy() -> Policy:

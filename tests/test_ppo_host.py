@@ -14,6 +14,7 @@ import pqn_pmap as pqn
 import pytest
 from helpers import relative_difference, same_bits
 from host_helpers import TOY, rows_with
+from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
 from pmaprl.actors import threads
@@ -78,7 +79,7 @@ def test_a_time_limit_bootstraps_from_the_true_last_observation(tmp_path, monkey
     jax.effects_barrier()
     assert len(seen) == 4
     for next_step, truncated, step in seen:
-        np.testing.assert_array_equal(next_step, step + 1)
+        assert_array_equal(next_step, step + 1)
         assert (next_step[np.asarray(truncated)] == 7).all()
     assert np.any([truncated for _, truncated, _ in seen])
 
@@ -93,7 +94,7 @@ def test_envpool_resets_within_the_step_that_ends_an_episode():
         moved = np.abs(out.final_obs - before).max(axis=1)
         assert envs.resets_in_step
         assert out.valid.all()
-        np.testing.assert_array_equal(out.obs[~over], out.final_obs[~over])
+        assert_array_equal(out.obs[~over], out.final_obs[~over])
         assert (moved < 0.5).all() and (np.abs(out.obs[over]) < 0.051).all(), (
             "where CartPole begins"
         )
@@ -139,7 +140,7 @@ def test_a_gif_shows_an_episode_and_changes_no_number(tmp_path):
         for step in range(8):
             gif.seek(step)
             shades.append(gif.convert("RGB").getpixel((150, 150))[0])
-    np.testing.assert_allclose(shades, range(8), atol=4)
+    assert_allclose(shades, range(8), atol=4)
 
 
 @pytest.mark.parametrize("toy", ["Toy-v0", pytest.param("SecretiveToy-v0", marks=pytest.mark.slow)])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers import Toy, make_env
 from host_helpers import TOYS
+from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image, ImageColor
 
 from pmaprl.device.agents import Player
@@ -104,8 +105,8 @@ def test_a_recording_ends_with_the_true_final_state_and_observation(name, max_st
         jax.random.key(0),
         max_steps,
     )
-    np.testing.assert_array_equal(recording.states.time, range(steps + 1))
-    np.testing.assert_array_equal(recording.obs[:, 1], range(steps + 1))
+    assert_array_equal(recording.states.time, range(steps + 1))
+    assert_array_equal(recording.obs[:, 1], range(steps + 1))
     assert len(set(recording.states.episode)) == len(set(recording.obs[:, 0])) == 1
     assert recording.rewards.tolist() == [2.5] * steps
     assert recording.actions.shape == (steps,)
@@ -232,8 +233,8 @@ def test_cart_and_pole_are_where_the_state_says(tmp_path):
     carts, poles = (
         [place(frame, color)[0] for frame in frames] for color in (pictures.INK, pictures.ORANGE)
     )
-    np.testing.assert_allclose(carts, middle + x * unit, atol=1.5)
-    np.testing.assert_allclose(poles, carts + 0.5 * np.sin(theta) * unit, atol=3)
+    assert_allclose(carts, middle + x * unit, atol=1.5)
+    assert_allclose(poles, carts + 0.5 * np.sin(theta) * unit, atol=3)
 
 
 def test_channels_have_their_colours_the_first_in_front_and_images_keep_theirs(tmp_path):
@@ -254,12 +255,12 @@ def test_channels_have_their_colours_the_first_in_front_and_images_keep_theirs(t
     wanted = map(
         ImageColor.getrgb, (pictures.ORANGE, pictures.YELLOW, pictures.FLOOR, pictures.ORANGE)
     )
-    np.testing.assert_allclose(found, [*wanted], atol=8)
+    assert_allclose(found, [*wanted], atol=8)
     image = np.broadcast_to(np.uint8([200, 30, 90]), (2, 50, 60, 3))
     frames, _ = drawn(
         make_env("Toy"), Recording(None, image, *np.zeros((2, 1))), tmp_path / "b.gif"
     )
-    np.testing.assert_allclose(frames[1][150, 90], [200, 30, 90], atol=8)
+    assert_allclose(frames[1][150, 90], [200, 30, 90], atol=8)
 
 
 def test_a_legend_has_the_colours_of_all_channels(tmp_path):
@@ -269,7 +270,7 @@ def test_a_legend_has_the_colours_of_all_channels(tmp_path):
     ]
     legend = frame[:, MARGIN + 300 :]
     middles = [place(legend, color)[1] for color in pictures.CHANNELS[:4]]
-    np.testing.assert_allclose(np.diff(middles), pictures.LINE, atol=1)
+    assert_allclose(np.diff(middles), pictures.LINE, atol=1)
     assert is_written(frame[:300, :MARGIN]), "no numbers of rows"
     assert is_written(frame[300:, MARGIN : MARGIN + 300]), "no numbers of columns"
 
@@ -326,10 +327,10 @@ def test_rewards_and_actions_belong_to_the_step_that_led_there_within_their_boun
         lambda count: (),
     )
     (obs,), (action,), (reward, ret) = (group.tracks for group in groups)
-    np.testing.assert_array_equal(obs.values, [0, 1, 2])
-    np.testing.assert_array_equal(action.values, [np.nan, 1, 1])
-    np.testing.assert_array_equal(reward.values, [np.nan, 1, 2])
-    np.testing.assert_array_equal(ret.values, [0, 1, 3])
+    assert_array_equal(obs.values, [0, 1, 2])
+    assert_array_equal(action.values, [np.nan, 1, 1])
+    assert_array_equal(reward.values, [np.nan, 1, 2])
+    assert_array_equal(ret.values, [0, 1, 3])
 
 
 def numbers_of(count: int) -> tuple[spaces.EnvSpec, Recording]:
@@ -426,9 +427,7 @@ def test_an_own_frame_that_goes_wrong_costs_a_picture_and_is_told(make, told, tm
     assert len(texts) == 1
     assert told in texts[0]
     frames, _ = drawn(env, recording, tmp_path / "b.gif")
-    np.testing.assert_allclose(
-        [frame[9, 140, 0] for frame in frames], [0, 40, 80, 80, 160, 200], atol=8
-    )
+    assert_allclose([frame[9, 140, 0] for frame in frames], [0, 40, 80, 80, 160, 200], atol=8)
 
 
 def test_an_own_frame_that_never_works_is_told_with_its_place_and_numbers_are_drawn(tmp_path):
@@ -481,13 +480,13 @@ def test_particles_are_circles_on_a_plane_with_a_legend():
             (1.5 + sign * at) / 3 * plane.SIDE for sign, at in zip((1, -1), center, strict=True)
         )
         middle = np.median(pixels(on_plane, color), axis=0)  # texts have some such pixels too
-        np.testing.assert_allclose(middle, (x, y), atol=2)
+        assert_allclose(middle, (x, y), atol=2)
     heights = [
         np.median(pixels(legend, color), axis=0)[1] for color in (agent, adversary, landmark)
     ]
-    np.testing.assert_allclose(np.diff(heights), plane.LINE, atol=1)
+    assert_allclose(np.diff(heights), plane.LINE, atol=1)
     size = np.ptp(pixels(on_plane, agent), axis=0)
-    np.testing.assert_allclose(size, 2 * 0.15 / 3 * plane.SIDE, atol=4)
+    assert_allclose(size, 2 * 0.15 / 3 * plane.SIDE, atol=4)
     assert is_written(frame[plane.TOP :, : plane.LEFT])
     assert is_written(frame[plane.TOP + plane.SIDE + 2 :])
     assert frame.shape == (plane.HEIGHT, plane.WIDTH, 3)

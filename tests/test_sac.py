@@ -20,6 +20,7 @@ from helpers import (
     sac,
     small_sac_args,
 )
+from numpy.testing import assert_allclose, assert_array_equal
 
 import pmaprl.device.programs
 from pmaprl.device.drivers import with_returns
@@ -299,7 +300,7 @@ def test_actions_are_random_until_learning_starts():
     changed, *_ = update(moved, np.int32(10))
     first = actions_of(state)
     second = actions_of(changed)
-    np.testing.assert_array_equal(first[:, :7], second[:, :7])
+    assert_array_equal(first[:, :7], second[:, :7])
     assert (first[:, 7:10] != second[:, 7:10]).all(), "the policy does not act after the warm-up"
     uniform = first[:, :7].ravel()
     assert abs(uniform.mean()) < 0.2
@@ -327,12 +328,12 @@ def test_time_limits_are_not_stored_as_terminations_and_no_reset_is_a_next_obser
         lambda x: x[0, :, :60].reshape(-1, *x.shape[3:]), to_host(state).actors.replay.data
     )
     (episode, step), (next_episode, next_step) = ring.obs.T, ring.next_obs.T
-    np.testing.assert_array_equal(episode, next_episode)
-    np.testing.assert_array_equal(step + 1, next_step)
+    assert_array_equal(episode, next_episode)
+    assert_array_equal(step + 1, next_step)
     over = next_step == 3 + episode // 3 % 3
-    np.testing.assert_array_equal(ring.terminated, over & (episode % 3 != 1))
+    assert_array_equal(ring.terminated, over & (episode % 3 != 1))
     assert (over & (episode % 3 == 1)).sum() > 20
-    np.testing.assert_allclose(ring.reward, episode % 7 + 0.5 * next_step)
+    assert_allclose(ring.reward, episode % 7 + 0.5 * next_step)
 
 
 @pytest.mark.usefixtures("shared_programs")
@@ -369,7 +370,7 @@ def test_after_a_refill_the_policy_acts_not_chance():
     shapes = jax.eval_shape(lambda x: x, state)
     refilled, outcome = update(to_devices(emptied, shapes, jax.devices()[:1]), np.int32(2))
     continued, *_ = update(state, np.int32(2))
-    np.testing.assert_array_equal(actions_of(refilled)[:, 0], actions_of(continued)[:, 10])
+    assert_array_equal(actions_of(refilled)[:, 0], actions_of(continued)[:, 10])
     assert outcome.fetch(2).metrics["gradient_updates"] == args.updates_due(160), (
         "it learned from a buffer that is not refilled"
     )
@@ -390,8 +391,8 @@ def test_discounted_returns_begin_with_each_episode_and_make_the_unit_of_rewards
         new,
         jnp.array([[0, 1], [1, 0], [0, 0]], bool),
     )
-    np.testing.assert_array_equal(new.discounted, [[1, 3], [1.5, 1], [1, 1.5]])
-    np.testing.assert_array_equal(actors.discounted, [1, 1.5])
+    assert_array_equal(new.discounted, [[1, 3], [1.5, 1], [1, 1.5]])
+    assert_array_equal(actors.discounted, [1, 1.5])
     losses = []
     for factor in (1.0, 100.0):
         env = make_env("Endings")

@@ -21,6 +21,7 @@ from helpers import (
     same_bits,
 )
 from host_helpers import BOX, TOY, TOYS, made_up, rows_with, states_of
+from numpy.testing import assert_array_equal
 
 from pmaprl.actors.batches import over_learners
 from pmaprl.actors.threads import HostRollout
@@ -126,9 +127,7 @@ def test_the_buffer_has_the_newest_valid_steps_with_their_true_next_observations
         wanted.append([np.concatenate(x)[-slots:] for x in zip(*parts, strict=True)])
     assert slots == 64 or sum(len(one[2]) == slots for one in wanted) > 4, "most rings are full"
     state = lab.updated(tuple(rollouts[:2]), tuple(rollouts[2:]))
-    np.testing.assert_array_equal(
-        stored(state), sorted_rows(*map(np.concatenate, zip(*wanted, strict=True)))
-    )
+    assert_array_equal(stored(state), sorted_rows(*map(np.concatenate, zip(*wanted, strict=True))))
     assert state.run.env_steps[0] == sum(rollout.valid.sum() for rollout in rollouts)
 
 
@@ -155,7 +154,7 @@ def test_any_number_of_devices_learns_the_same(flags):
 def check_alike(state: TrainState, other: TrainState) -> None:
     assert state.run.gradient_updates[0] > 30
     assert relative_difference(state.learner.params, other.learner.params) < 1e-4
-    np.testing.assert_array_equal(stored(state), stored(other))
+    assert_array_equal(stored(state), stored(other))
 
 
 @pytest.mark.slow
@@ -238,12 +237,10 @@ def test_the_buffer_of_a_run_has_steps_as_the_environments_took_them(flags, tmp_
     there = replay.next_obs[:, 1] > 0  # slots that are not in use have zeros
     assert there.sum() == 512
     (episode, step), (next_episode, next_step) = replay.obs[there].T, replay.next_obs[there].T
-    np.testing.assert_array_equal(next_episode, episode)
-    np.testing.assert_array_equal(next_step, step + 1)
+    assert_array_equal(next_episode, episode)
+    assert_array_equal(next_step, step + 1)
     assert set(next_step) == set(range(1, 8))
-    np.testing.assert_array_equal(
-        replay.terminated[there], (next_step == 7) & ("terminates" in str(flags))
-    )
+    assert_array_equal(replay.terminated[there], (next_step == 7) & ("terminates" in str(flags)))
 
 
 def test_a_resumed_run_has_learner_and_buffer_to_the_last_bit_and_does_not_warm_up_again(tmp_path):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import functions_of, same_bits, small_args
+from numpy.testing import assert_allclose, assert_array_equal
 from test_envs import OFFLINE_IDS
 
 from pmaprl.device.programs import over_devices
@@ -153,7 +154,7 @@ def test_steps_and_ends_are_those_of_the_original_and_the_next_episode_begins_at
         out = step(key, state, action)
         time = time + 1
         jax.tree.map(
-            lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5),
+            lambda x, y: assert_allclose(x, y, atol=1e-5),
             case.observed(out.final_obs),
             expected,
         )
@@ -209,7 +210,7 @@ def test_codes_of_jumanji_are_codes_and_amounts_are_amounts():
     assert sudoku.observation_space["board"] == MultiDiscrete((11,) * 81)
     theirs = sudoku.inner.reset(jax.random.key(0))[1].observation.board
     assert theirs.min() == -1
-    np.testing.assert_array_equal(obs["board"], jnp.ravel(theirs) + 1)
+    assert_array_equal(obs["board"], jnp.ravel(theirs) + 1)
     assert game.observation_space["board"] == MultiDiscrete((18,) * 16)
     assert tiles["board"].max() in (1, 2)
     out = snake.step(jax.random.key(0), snake.reset(jax.random.key(0))[1], jnp.int32(0))

@@ -247,7 +247,8 @@ def calls_of_gae(monkeypatch: Any, args: Any, critic: type, updates: int) -> lis
 
     def recording(*arrays_and_decays):
         jax.debug.callback(
-            lambda *call: calls.append([np.asarray(x) for x in call]), *arrays_and_decays[:count]
+            lambda *call: calls.append([np.asarray(x) for x in call]),
+            *arrays_and_decays[:count],
         )
         return gae(*arrays_and_decays)
 

@@ -91,7 +91,8 @@ def test_two_checkouts_take_turns_and_their_ratio_is_the_median(monkeypatch, tmp
 
     monkeypatch.setattr(speed, "last_line", pretend)
     (row,) = speed.rows_of(
-        speed.Args(against=str(tmp_path), envs=("E",), seconds=2.0), ["--num-envs", "8"]
+        speed.Args(against=str(tmp_path), envs=("E",), seconds=2.0),
+        ["--num-envs", "8"],
     )
     assert [side for side, _ in ran] == ["ours"] * 2 + ["other"] * 3 + ["ours"] * 2 + ["other"]
     assert {steps for _, steps in ran} == {1, 2000}, (
@@ -152,7 +153,8 @@ def test_an_update_has_few_kernels(program, most):
         {"xla_cpu_use_fusion_emitters": True, "xla_backend_optimization_level": 1}
     )
     found = kernels.by_loop(
-        list(kernels.kernels_of(kernels.computations(compiled.as_text()))), *sizes
+        list(kernels.kernels_of(kernels.computations(compiled.as_text()))),
+        *sizes,
     )
     assert "all-gather" not in compiled.as_text(), "a single device has nobody to ask"
     assert {name: found[name] for name, limit in most.items() if found[name] > limit} == {}
@@ -164,7 +166,8 @@ def test_on_an_accelerator_only_the_loop_over_updates_has_no_known_length(monkey
     """
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     lowered, _ = kernels.lowered_program(
-        {"program": "ppo", "function": "update", "num_envs": 8}, jax.devices()[:1]
+        {"program": "ppo", "function": "update", "num_envs": 8},
+        jax.devices()[:1],
     )
     loops = [line for line in lowered.compile().as_text().splitlines() if " while(" in line]
     assert len(loops) > 4
@@ -326,7 +329,9 @@ def test_the_script_for_a_card_runs_in_small_on_a_cpu(tmp_path):
 @pytest.mark.slow
 def test_the_cost_of_a_row_is_measured():
     found = speed.cost_of_rows(
-        speed.Args(rows=True, rounds=1, envs=("CartPole-v1",)), [], count=200
+        speed.Args(rows=True, rounds=1, envs=("CartPole-v1",)),
+        [],
+        count=200,
     )
     assert found["rows"] == 200
     assert found["processor_ms"] < 50

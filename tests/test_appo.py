@@ -141,7 +141,8 @@ class Lab(host_helpers.Lab):
     def __init__(self, **flags: Any):
         flags |= {"rnn_size": 8} if "rnn" in flags else {}
         super().__init__(
-            appo, small_args(**{"learning_rate": 0.01, "lr_schedule": "constant"} | flags)
+            appo,
+            small_args(**{"learning_rate": 0.01, "lr_schedule": "constant"} | flags),
         )
         self.learner, self.run = self.driver.begin(jax.random.key(0), jax.random.key(1))
 
@@ -170,7 +171,8 @@ class Lab(host_helpers.Lab):
     ) -> tuple[Any, dict[str, Any]]:
         """Parameters and metrics after learning from the same rollouts again and again."""
         state = jax.tree.map(
-            lambda x: jnp.stack([x] * devices), TrainState(self.learner, (), self.run)
+            lambda x: jnp.stack([x] * devices),
+            TrainState(self.learner, (), self.run),
         )
         for _ in range(updates):
             state, _, tally = self.step(state, over_learners(rollouts, devices))
@@ -206,7 +208,8 @@ def test_any_number_of_devices_learns_the_same(flags):
 def test_masked_steps_teach_nothing():
     lab = Lab(max_policy_lag=3)
     rollout = lab.rollout(0)
-    old = np.random.default_rng(1).random(rollout.valid.shape) < 0.2
+    rng = np.random.default_rng(1)
+    old = rng.random(rollout.valid.shape) < 0.2
     rollout = rollout._replace(version=np.where(old, -4, -3).astype(np.int32))
     # An end before a masked step, so that no advantage before it sums over it
     ended = np.append((old | ~rollout.valid)[1:], np.zeros((1, 8), bool), axis=0)
@@ -222,7 +225,9 @@ def test_masked_steps_teach_nothing():
     changed = rollout._replace(reward=np.where(masked, rollout.reward, 1e3).astype(np.float32))
     assert relative_difference(params, lab.update(changed)[0]) > 1e-3
     metrics = tally_of(
-        Collected(0, rollout, []), version=0, max_lag=lab.args.max_policy_lag
+        Collected(0, rollout, []),
+        version=0,
+        max_lag=lab.args.max_policy_lag,
     ).metrics()
     shares = {"batch/valid": rollout.valid.mean(), "batch/too_old": (old & rollout.valid).mean()}
     assert {name: metrics[name] for name in shares} == pytest.approx(shares)
@@ -257,7 +262,8 @@ def test_both_kinds_of_reset_teach_the_same(flags):
     over = (truncated | terminated)[..., None]
     within = within._replace(final_obs=np.where(over, within.final_obs, within.obs[1:]))
     apart = jax.tree.map(
-        lambda x: np.insert(x, 3, 0, axis=0), within._replace(final_obs=None, first=(), memory=())
+        lambda x: np.insert(x, 3, 0, axis=0),
+        within._replace(final_obs=None, first=(), memory=()),
     )
     obs = np.insert(within.obs, 3, within.final_obs[2], axis=0)
     apart = apart._replace(
@@ -279,7 +285,8 @@ def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated
     rollout = lab.rollout(0, final_obs=True, steps=1)._replace(valid=np.ones((1, 8), bool))
     for truncated, terminated in ((True, False), (False, True), (True, True)):
         case = rollout._replace(
-            truncated=np.full((1, 8), truncated), terminated=np.full((1, 8), terminated)
+            truncated=np.full((1, 8), truncated),
+            terminated=np.full((1, 8), terminated),
         )
         # Weights over 1, so that they are clipped to it
         case = case._replace(extras=np.full((1, 8), -9, np.float32))
@@ -296,7 +303,10 @@ def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated
     [
         ("envpool:CartPole-v1", "max_episode_steps", {"rnn": "gru"}),
         pytest.param(
-            TOYS + "HybridToy-v0", "limit", {"rnn": "lstm", "rnn_layers": 2}, marks=pytest.mark.slow
+            TOYS + "HybridToy-v0",
+            "limit",
+            {"rnn": "lstm", "rnn_layers": 2},
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -496,8 +506,9 @@ def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
 
     monkeypatch.setattr(pmaprl.actors.host_evaluation.HostEvaluation, "_play", evaluate)
     monkeypatch.setattr(Run, "advance", watched)
+    folder = tmp_path / "run"
     train(
-        folder := tmp_path / "run",
+        folder,
         eval_interval=1280,
         keep_best=True,
         keep_checkpoints=1,

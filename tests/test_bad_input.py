@@ -251,7 +251,9 @@ def places(tmp_path, template, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("command", "flags", "wanted"), CASES, ids=[f"{row[0]} {row[1][:60]}" for row in CASES]
+    ("command", "flags", "wanted"),
+    CASES,
+    ids=[f"{row[0]} {row[1][:60]}" for row in CASES],
 )
 def test_bad_input_is_refused(command, flags, wanted, places):
     words = shlex.split(flags.replace("@", f"{places}/"))
@@ -305,7 +307,8 @@ MAY_BE_0 |= {"epsilon_start", "epsilon_end", "epsilon_fraction", "weight_decay",
 
 
 @pytest.mark.parametrize(
-    "name", ["ppo", "ppo_rnn", "pqn", "sac", "dqn", "appo", "ppo host", "sac host"]
+    "name",
+    ["ppo", "ppo_rnn", "pqn", "sac", "dqn", "appo", "ppo host", "sac host"],
 )
 def test_every_number_and_choice_refuses_what_it_cannot_be(name):
     """Also from Python, with the flag's name: what is no number, what is below 0, and 0 for
@@ -341,7 +344,8 @@ def test_every_number_and_choice_refuses_what_it_cannot_be(name):
 
 
 @pytest.mark.parametrize(
-    ("flag", "module"), [("--tensorboard", "tensorboardX"), ("--wandb", "wandb")]
+    ("flag", "module"),
+    [("--tensorboard", "tensorboardX"), ("--wandb", "wandb")],
 )
 def test_a_missing_package_is_named(flag, module, places, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
@@ -368,7 +372,8 @@ def test_forks_may_have_flags_of_other_kinds_which_are_checked():
 
 
 @pytest.mark.parametrize(
-    "flags", ["--hidden-sizes 10000000 10000000", "--num-steps 2e8", "--eval-episodes 2e9"]
+    "flags",
+    ["--hidden-sizes 10000000 10000000", "--num-steps 2e8", "--eval-episodes 2e9"],
 )
 def test_sizes_beyond_all_memory_are_refused_before_anything_is_compiled(
     flags, places, monkeypatch

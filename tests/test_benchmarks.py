@@ -108,7 +108,8 @@ def test_learning_writes_what_came_of_all_seeds(tmp_path, monkeypatch):
     learning.learn(args)
     assert json.loads(path.read_text()) == record
     with pytest.raises(
-        UsageError, match=r"has 2 seeds x 4,096 steps, and this would replace it by 1 seeds x 4,096"
+        UsageError,
+        match=r"has 2 seeds x 4,096 steps, and this would replace it by 1 seeds x 4,096",
     ):
         learning.learn(dataclasses.replace(args, seeds=1))
     report.report(report.Args(results=args.results, page=str(tmp_path / "page.md")))
@@ -242,7 +243,9 @@ def test_a_game_of_gymnax_has_the_best_return_of_the_equal_one_of_gymnasium():
     assert optimum_of("FrozenLake-misc", "", 4) == optimum_of("gymnasium:FrozenLake-v1", "", 4)
     shorter = '{"max_steps_in_episode": 20}', '{"max_episode_steps": 20}'
     assert optimum_of("FrozenLake-misc", shorter[0], 4) == optimum_of(
-        "gymnasium:FrozenLake-v1", shorter[1], 4
+        "gymnasium:FrozenLake-v1",
+        shorter[1],
+        4,
     )
     game, params = gymnax.make("FrozenLake-misc")
     with closing(gymnasium.make("FrozenLake-v1")) as other:
@@ -330,7 +333,8 @@ def test_scores_lie_between_the_worst_return_and_the_threshold(results):
         [json.loads(path.read_text()) for path in sorted(results.glob("*/*/*.json"))]
     )["ppo_pmap"]
     assert_allclose(
-        [sorted(tasks["CartPole-v1"]), tasks["Acrobot-v1"]], [np.arange(8) / 4, np.ones(8)]
+        [sorted(tasks["CartPole-v1"]), tasks["Acrobot-v1"]],
+        [np.arange(8) / 4, np.ones(8)],
     )
 
 
@@ -395,7 +399,8 @@ def test_every_space_has_candidates_that_differ(space):
         space=space,
         candidates=20,
     )
-    assert (candidates := tune.draw(args)) == tune.draw(args)
+    candidates = tune.draw(args)
+    assert candidates == tune.draw(args)
     assert candidates[0] == {}
     assert len({json.dumps(flags) for flags in candidates}) == 20
 
@@ -427,7 +432,6 @@ def test_a_seed_keeps_its_own_curve_where_others_have_more_evaluations(tmp_path,
     assert_allclose(one["returns"], [[4, 4], [25, 40], [64, 76], [100, 100]], rtol=1e-6)
     assert_allclose(one["seconds"], [2, 5, 8, 10])
     assert "(2 of 4 evaluations)" in " ".join(report._row(one, []))
-    assert "evaluations" not in " ".join(
-        row := report._row(one | {"evaluations": [4, 4]}, [30, 70, 101])
-    )
+    row = report._row(one | {"evaluations": [4, 4]}, [30, 70, 101])
+    assert "evaluations" not in " ".join(row)
     assert row[-3:] == ["4", "70", ""], "of the nearest evaluation, none after the end"

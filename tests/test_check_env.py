@@ -99,7 +99,8 @@ def test_whole_numbers_and_large_ones_are_told(capsys):
     spec = make_env("CartPole-v1").spec
     space = {"codes": spaces.box((2,), 0, 5), "far": spaces.box((1,))}
     spec = spec._replace(
-        observation_space=space, obs_dtype={"codes": np.dtype(np.int8), "far": np.dtype(np.float64)}
+        observation_space=space,
+        obs_dtype={"codes": np.dtype(np.int8), "far": np.dtype(np.float64)},
     )
     first = {"codes": np.zeros((1, 2), np.int8), "far": np.zeros((1, 1))}
     after = {"codes": np.int8([[[0, 5]], [[7, 5]]]), "far": np.array([[[1e39]], [[2e39]]])}

@@ -68,7 +68,13 @@ def finished(workplace):
     ]
     process = succeed(
         run_python(
-            SCRIPT, *words, "--eval-interval", 512, "--checkpoint-interval", 300, cwd=workplace
+            SCRIPT,
+            *words,
+            "--eval-interval",
+            512,
+            "--checkpoint-interval",
+            300,
+            cwd=workplace,
         )
     )
     return process, workplace / "some runs" / "first"

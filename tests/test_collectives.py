@@ -53,7 +53,8 @@ def in_a_scan(x):
         return carry, jax.lax.pmax(x * number, AXIS)
 
     return jax.lax.scan(step, x, jnp.arange(5.0), reverse=True, unroll=2), jax.lax.all_gather(
-        x, AXIS
+        x,
+        AXIS,
     )
 
 
@@ -102,10 +103,12 @@ def in_functions(x):
 
 
 @pytest.mark.parametrize(
-    "program", [of_every_kind, of_constants, in_a_scan, in_a_loop, in_a_branch, in_functions]
+    "program",
+    [of_every_kind, of_constants, in_a_scan, in_a_loop, in_a_branch, in_functions],
 )
 def test_a_program_in_one_order_gives_the_same_bits(program):
-    x = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 8)).astype(np.float32)
     x[0, :4] = 0.0, -0.0, np.inf, np.nan
     if program is in_a_loop:
         x = np.abs(np.nan_to_num(x, posinf=1)) + 0.1
@@ -156,7 +159,10 @@ def cases():
         for count in (2, 4):
             fast = (name, count) == ("pqn, memory", 2)
             yield pytest.param(
-                name, count, id=f"{name}, {count} devices", marks=[] if fast else [pytest.mark.slow]
+                name,
+                count,
+                id=f"{name}, {count} devices",
+                marks=[] if fast else [pytest.mark.slow],
             )
 
 

@@ -84,7 +84,9 @@ def test_episode_statistics_equal_numpy(devices):
         random.random((updates * T, N)) < np.repeat([0, 0.1, 0.3, 0.6, 1.0, 0.05] * 2, T)[:, None]
     )
     info = np.where(
-        random.random(reward.shape) < 0.2, random.normal(size=reward.shape) - 5, np.nan
+        random.random(reward.shape) < 0.2,
+        random.normal(size=reward.shape) - 5,
+        np.nan,
     ).astype(np.float32)
     info[: 2 * T] = np.nan  # in two whole updates, and in the last step of a device
     info[-1, N // 2 :] = np.inf
@@ -117,7 +119,9 @@ def test_episode_statistics_equal_numpy(devices):
             final_obs=None,
         )
         tracker, *replicas = count(
-            tracker, recent, steps._replace(info={f"x{kind}": info[rows] for kind in KINDS})
+            tracker,
+            recent,
+            steps._replace(info={f"x{kind}": info[rows] for kind in KINDS}),
         )
         assert all(same_bits(x[0], x[i]) for x in jax.tree.leaves(replicas) for i in range(devices))
         recent, new = jax.tree.map(lambda x: x[0], replicas)
@@ -303,7 +307,8 @@ def test_several_calls_of_a_row_are_put_together_as_one_call_would_do_it():
 def test_metrics_are_those_of_the_samples_of_all_devices_and_of_all_steps_that_count():
     def of_share(x):
         return across_devices(
-            x.mean(), {"x": x.mean(), "x_sum": x.sum(), "x_max": x.max(), "x_min": x.min()}
+            x.mean(),
+            {"x": x.mean(), "x_sum": x.sum(), "x_max": x.max(), "x_min": x.min()},
         )
 
     grads, metrics = over_devices(of_share, 4, np.arange(8.0) - 5)
@@ -313,11 +318,15 @@ def test_metrics_are_those_of_the_samples_of_all_devices_and_of_all_steps_that_c
         name: [x] * 4 for name, x in wanted.items()
     }
     again = over_devices(
-        lambda x: mean_metrics_over_devices(jax.tree.map(lambda x: x[0], x)), 4, metrics
+        lambda x: mean_metrics_over_devices(jax.tree.map(lambda x: x[0], x)),
+        4,
+        metrics,
     )
     assert same_bits(again, metrics), "what is the same everywhere stays so"
     own = over_devices(
-        lambda x: mean_metrics_over_devices({"x": x[0], "x_max": x[0]}), 4, np.arange(4.0)
+        lambda x: mean_metrics_over_devices({"x": x[0], "x_max": x[0]}),
+        4,
+        np.arange(4.0),
     )
     assert [x.tolist() for x in own.values()] == [[1.5] * 4, [3.0] * 4]
 
@@ -442,7 +451,11 @@ def test_keeping_the_best_checkpoint(tmp_path):
     assert added.best() == (0, [])
     added.add_evaluation(1, [8.0, 10.0])
     assert saved(
-        tmp_path / "added", [2, 3, 4], [5.0, 6.0, 7.0], keep=2, keep_best=True
+        tmp_path / "added",
+        [2, 3, 4],
+        [5.0, 6.0, 7.0],
+        keep=2,
+        keep_best=True,
     ).steps() == [1, 3, 4]
 
 
@@ -637,7 +650,11 @@ def test_convolutions_are_those_of_xla(size, stride, more):
     padding = [(0, rows_or_columns) for rows_or_columns in more]
     wanted = (
         jax.lax.conv_general_dilated(
-            image, kernel, (stride, stride), padding, dimension_numbers=places
+            image,
+            kernel,
+            (stride, stride),
+            padding,
+            dimension_numbers=places,
         )
         + bias
     )

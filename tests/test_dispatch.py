@@ -7,7 +7,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
-import numpy as np
 import ppo_pmap as ppo
 import pytest
 from cli_helpers import checkpoint_steps, read_rows
@@ -91,7 +90,9 @@ class Device:
         monkeypatch.setattr(Saver, "copied", copied_later)
         monkeypatch.setattr(Saver, "to_host", lambda saver, state: to_host(saver, made(state)))
         monkeypatch.setattr(
-            pmaprl.runs.evaluator, "episodes_of", lambda later, args: episodes_of(made(later), args)
+            pmaprl.runs.evaluator,
+            "episodes_of",
+            lambda later, args: episodes_of(made(later), args),
         )
 
     def update(self, state: Any, updates: Any) -> tuple[Later, Later]:
@@ -112,7 +113,8 @@ class Device:
         results = jax.block_until_ready(self.programs.update(made(state), updates))
         with self.changed:
             if not is_last and not self.changed.wait_for(
-                lambda: self.dispatched > number, PATIENCE
+                lambda: self.dispatched > number,
+                PATIENCE,
             ):
                 self.starved.append(number)
         return results
@@ -164,7 +166,9 @@ def test_a_long_row_is_dispatched_in_several_calls_and_is_the_same_row(tmp_path,
     assert (device.dispatched, device.starved) == (12, [])
     assert parts.state_sha256 == whole.state_sha256
     together = zip(
-        rows_without_times(tmp_path / "whole"), rows_without_times(tmp_path / "parts"), strict=True
+        rows_without_times(tmp_path / "whole"),
+        rows_without_times(tmp_path / "parts"),
+        strict=True,
     )
     for wanted, found in together:
         assert found.keys() == wanted.keys()

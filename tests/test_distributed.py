@@ -91,7 +91,12 @@ def saved(run_dir: Path, step: int) -> dict[str, np.ndarray]:
 def test_x1_two_processes_with_two_devices_equal_one(tmp_path):
     run_both(*SAC.split(), "--run-dir", tmp_path / "two", algorithm=sac)
     assert not in_process(
-        *SAC.split(), "--num-devices", 1, "--run-dir", tmp_path / "one", algorithm=sac
+        *SAC.split(),
+        "--num-devices",
+        1,
+        "--run-dir",
+        tmp_path / "one",
+        algorithm=sac,
     )
     check_close(tmp_path / "two", tmp_path / "one", 200)
 
@@ -176,7 +181,9 @@ ALONE = (
 def test_the_script_for_slurm_runs_a_job_in_slices_until_it_has_finished(tmp_path):
     """Its own text, with stand-ins for `srun` and `scontrol`, and a smaller run."""
     (script,) = re.findall(
-        r"```bash\n(#!/bin/bash.*?)```", (ROOT / "docs" / "scaling.md").read_text(), re.DOTALL
+        r"```bash\n(#!/bin/bash.*?)```",
+        (ROOT / "docs" / "scaling.md").read_text(),
+        re.DOTALL,
     )
     for old, new in {
         "RUN=runs/ant": f"RUN={tmp_path / 'run'}",
@@ -332,7 +339,8 @@ def check_close(run_dir: Path, other: Path, step: int) -> None:
     close = [name for name in ours if name.startswith(("learner/", "run/", "actors/"))]
     assert (
         relative_difference(
-            {name: ours[name] for name in close}, {name: others[name] for name in close}
+            {name: ours[name] for name in close},
+            {name: others[name] for name in close},
         )
         < 1e-4
     )

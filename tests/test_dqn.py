@@ -32,7 +32,12 @@ def test_n_step_returns_end_with_the_episode_and_cross_the_ring_s_end():
     no = jnp.bool_(False)
     replay = new_replay(
         Transition(
-            obs=zero, action=jnp.int32(0), reward=zero, terminated=no, next_obs=zero, first=no
+            obs=zero,
+            action=jnp.int32(0),
+            reward=zero,
+            terminated=no,
+            next_obs=zero,
+            first=no,
         ),
         num_envs=3,
         capacity=7,
@@ -158,11 +163,15 @@ def test_losses_are_those_of_the_papers(distribution, flags):
     for number, tau in ((args.target_frequency + 1, 0.0), (args.target_frequency, 0.25)):
         now = UpdateContext(hparams, jnp.int32(number))
         updated = over_devices(
-            lambda batch, now=now: algorithm.update(learner, batch, now), 1, batch
+            lambda batch, now=now: algorithm.update(learner, batch, now),
+            1,
+            batch,
         )
         after, metrics = jax.tree.map(lambda x: x[0], updated)
         mixed = jax.tree.map(
-            lambda old, new, tau=tau: old + tau * (new - old), learner.target_params, after.params
+            lambda old, new, tau=tau: old + tau * (new - old),
+            learner.target_params,
+            after.params,
         )
         assert relative_difference(after.target_params, mixed) < 1e-6
     rows = zip(
@@ -253,7 +262,8 @@ def test_actors_explore_with_the_learner_s_epsilon_and_rollouts_are_not_continue
     best = dqn.make_dqn(args, lab.spec).act(learner, seen.obs[:1])
     for epsilon in 0.0, 0.3:
         published = driver.publish(
-            learner.replace(epsilon=jnp.float32(epsilon)), run.replace(env_steps=jnp.int32(640))
+            learner.replace(epsilon=jnp.float32(epsilon)),
+            run.replace(env_steps=jnp.int32(640)),
         )
         action, *_ = driver.act_on_host(
             published,
@@ -268,7 +278,9 @@ def test_actors_explore_with_the_learner_s_epsilon_and_rollouts_are_not_continue
     taken = {"action": ends, "extras": ends}
     own_step = host_helpers.made_up(1, obs, **taken)._replace(valid=~ends)  # reset in that row
     in_step = host_helpers.made_up(
-        1, obs, **taken | {"terminated": ends, "truncated": ends, "final_obs": obs[1:]}
+        1,
+        obs,
+        **taken | {"terminated": ends, "truncated": ends, "final_obs": obs[1:]},
     )
     for rollout in own_step, in_step:
         first = transitions_of(rollout, with_first=True).first

@@ -84,7 +84,8 @@ def test_members_train_in_their_environments_and_are_evaluated_in_the_one_given(
     assert result.evaluation["eval/length_mean"] == [4.0] * 3
     assert metric_rows(tmp_path)[-1]["episode/length"] == own
     member, seed, told = re.search(
-        r"member (\d): --seed (\d) --env-params '(.*)'", capsys.readouterr().out
+        r"member (\d): --seed (\d) --env-params '(.*)'",
+        capsys.readouterr().out,
     ).groups()
     assert (int(seed), json.loads(told)) == (
         1 + int(member),
@@ -104,7 +105,8 @@ def test_parameters_on_which_actions_depend_are_the_same_for_all():
     assert "g" in pendulum.numbers
     assert "max_torque" not in pendulum.numbers
     with pytest.raises(
-        UsageError, match="has no parameter 'max_torque' that members or episodes can differ in"
+        UsageError,
+        match="has no parameter 'max_torque' that members or episodes can differ in",
     ):
         check_number(pendulum, "max_torque", [1.0])
     assert not {"min_action", "max_action"} & make("MountainCarContinuous-v0").numbers.keys()
@@ -113,7 +115,8 @@ def test_parameters_on_which_actions_depend_are_the_same_for_all():
 @pytest.mark.slow
 def test_an_object_gets_parameters_too():
     result = ppo.train(
-        small_args(env_params='{"bonus": 5, "max_steps_in_episode": "choice:2,4"}'), Bribe()
+        small_args(env_params='{"bonus": 5, "max_steps_in_episode": "choice:2,4"}'),
+        Bribe(),
     )
     assert 10.0 <= result.evaluation["eval/return_mean"][0] <= 20.0
     with pytest.raises(UsageError, match="cannot change an object, CartPole-v1"):

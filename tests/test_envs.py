@@ -68,7 +68,9 @@ def test_gymnax_id_steps_through_episodes(name):
     assert same_bits(unflatten(flatten(host), host), host)
     assert np.isfinite(reward).all()
     for (_, space), leaf in zip(
-        spaces.leaves(env.observation_space), jax.tree.leaves(obs), strict=True
+        spaces.leaves(env.observation_space),
+        jax.tree.leaves(obs),
+        strict=True,
     ):
         assert leaf.shape == (steps, num_envs, *space.shape)
         assert np.isfinite(leaf).all()
@@ -107,7 +109,8 @@ def test_encoding_of_observations():
     one_hot = spaces.encode(jnp.array([2, 0]), spaces.Discrete(3))
     assert_array_equal(one_hot, [[0, 0, 1], [1, 0, 0]])
     assert_array_equal(
-        spaces.encode(jnp.array([[1, 2]]), spaces.MultiDiscrete((2, 3))), [[0, 1, 0, 0, 1]]
+        spaces.encode(jnp.array([[1, 2]]), spaces.MultiDiscrete((2, 3))),
+        [[0, 1, 0, 0, 1]],
     )
     image = spaces.Box(np.zeros((2, 2, 1)), np.full((2, 2, 1), 255), (2, 2, 1))
     assert (
@@ -222,7 +225,8 @@ def test_names_of_parts_that_are_no_strings_are_refused():
 
 def test_actions_of_narrow_floats_are_not_rounded_to_whole_numbers():
     space = spaces.convert(
-        SimpleNamespace(low=-1, high=1, shape=(1,), dtype=np.dtype(jnp.bfloat16)), "action space"
+        SimpleNamespace(low=-1, high=1, shape=(1,), dtype=np.dtype(jnp.bfloat16)),
+        "action space",
     )
     for numpy in (jnp, np):
         found = spaces.clip(
@@ -238,7 +242,8 @@ def test_actions_of_narrow_floats_are_not_rounded_to_whole_numbers():
 def test_bounds_of_observations_that_rule_out_nothing_stay_so_in_a_file():
     bounds = np.array([np.nan, np.inf, -np.inf, -1.0])
     space = spaces.convert(
-        SimpleNamespace(low=bounds, high=-bounds, shape=(4,)), "observation space"
+        SimpleNamespace(low=bounds, high=-bounds, shape=(4,)),
+        "observation space",
     )
     assert space.low.tolist() == [-np.inf] * 3 + [-1]
     assert space.high.tolist() == [np.inf] * 3 + [1]
@@ -344,7 +349,8 @@ def test_an_environment_with_a_typed_key_in_its_state_trains_and_moves_between_d
     old, wanted = (helpers.init_over(args, env, count)() for count in (2, 4))
     moved = to_devices(to_host(old), jax.eval_shape(lambda state: state, wanted), jax.devices()[:4])
     assert jax.tree.map(lambda x: (x.shape, x.dtype), moved) == jax.tree.map(
-        lambda x: (x.shape, x.dtype), wanted
+        lambda x: (x.shape, x.dtype),
+        wanted,
     )
     assert same_bits(key_data(moved), key_data(wanted)), "the same environments on each device"
     assert train(args, env).status == "finished"

@@ -33,7 +33,8 @@ DOCS = (ROOT / "docs" / "using-a-policy.md").read_text()
 def observations(policy, size: int) -> Any:
     rng = np.random.default_rng(size)
     return jax.tree.map(
-        lambda x: np.abs(rng.normal(0, 2, (size, *x.shape))).astype(x.dtype), policy.env.obs_like
+        lambda x: np.abs(rng.normal(0, 2, (size, *x.shape))).astype(x.dtype),
+        policy.env.obs_like,
     )
 
 
@@ -112,7 +113,8 @@ def export_instead(monkeypatch: Any, other: Policy) -> None:
 
 
 def test_rounding_decides_between_equal_actions_and_nothing_else(tmp_path, monkeypatch):
-    weights = np.random.default_rng(0).normal(size=(3, 4))
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=(3, 4))
     weights[:, 1] = weights[:, 0]
     policy = scoring_policy(weights)
     out = tmp_path / "p.stablehlo"
@@ -233,7 +235,9 @@ def test_onnx(trained, tmp_path, monkeypatch, name):
     for size in (1, 7):
         obs = observations(policy, size)
         assert_same_actions(
-            session.run(None, pmaprl.export.by_name({"obs": obs})), policy(obs), atol=1e-5
+            session.run(None, pmaprl.export.by_name({"obs": obs})),
+            policy(obs),
+            atol=1e-5,
         )
     if name == "normalised":
         monkeypatch.chdir(tmp_path)
@@ -269,7 +273,8 @@ def test_an_exported_policy_with_memory_acts_like_the_loaded_one_step_by_step(
 
             session = onnxruntime.InferenceSession(str(out))
             action, *left = session.run(
-                None, memory | {"obs": obs, "first": first, "reward": reward}
+                None,
+                memory | {"obs": obs, "first": first, "reward": reward},
             )
             memory = dict(zip(memory, left, strict=True))
         else:
@@ -290,7 +295,8 @@ def test_an_exported_policy_with_memory_acts_like_the_loaded_one_step_by_step(
 def test_the_documented_lines_load_it_without_the_repository(trained, tmp_path):
     out = tmp_path / "policy.stablehlo"
     exit_code(
-        pmaprl.export.export, pmaprl.export.Args(run=str(trained("normalised")[0]), out=str(out))
+        pmaprl.export.export,
+        pmaprl.export.Args(run=str(trained("normalised")[0]), out=str(out)),
     )
     policy = load_policy(trained("normalised")[0])
     obs = observations(policy, 5)

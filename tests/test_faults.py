@@ -223,7 +223,8 @@ def test_a_run_goes_on_without_its_terminal(monkeypatch):
     out.closed_by_user = err.closed_by_user = True
     for _ in range(2):
         console.update(
-            10, {"episode/return": 1.0, "episode/count": 2.0, "time/sps": 1.0, "time/sps_wall": 1.0}
+            10,
+            {"episode/return": 1.0, "episode/count": 2.0, "time/sps": 1.0, "time/sps_wall": 1.0},
         )
         console.warn("something")
         console.say("something")
@@ -257,7 +258,8 @@ def test_the_bar_says_in_one_line_what_goes_on_and_ends_at_what_is_trained(monke
 
 
 @pytest.mark.parametrize(
-    ("before", "number"), [(lambda *_: None, signal.SIGHUP), (signal.SIG_IGN, 0)]
+    ("before", "number"),
+    [(lambda *_: None, signal.SIGHUP), (signal.SIG_IGN, 0)],
 )
 def test_a_closed_terminal_stops_a_run_unless_nohup_has_it_go_on(before, number):
     noticed = threading.Event()
@@ -383,7 +385,8 @@ def saved(tmp_path_factory) -> tuple[Path, str]:
 def damage(folder: Path, how: str) -> None:
     """Empty a checkpoint, or cut off half of its biggest file, or flip a byte in that."""
     biggest = max(
-        (path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
+        (path for path in folder.rglob("*") if path.is_file()),
+        key=lambda path: path.stat().st_size,
     )
     content = bytearray(biggest.read_bytes())
     middle = len(content) // 2

@@ -794,7 +794,11 @@ SIZES = {"num_envs": 1024, "num_steps": 128}  # of an update of 131,072 steps
         pytest.param(SIZES, True, 2**20, 2**20, id="of large updates on an accelerator"),
         pytest.param(SIZES, False, 10_000, 100_000, id="of large updates on a CPU"),
         pytest.param(
-            {"log_interval": 3, "total_timesteps": 10**9}, True, 3, 10**7, id="with rows as told"
+            {"log_interval": 3, "total_timesteps": 10**9},
+            True,
+            3,
+            10**7,
+            id="with rows as told",
         ),
     ],
 )
@@ -819,11 +823,15 @@ def test_intervals_follow_from_the_length_of_a_run(flags, on_accelerator, log, r
 )
 def test_intervals_of_algorithms_with_a_replay_buffer_are_shorter(args_class):
     assert intervals_of(args_class(), on_accelerator=False) == Intervals(
-        log=1_000, eval=5_000, checkpoint=5_000
+        log=1_000,
+        eval=5_000,
+        checkpoint=5_000,
     )
     longer = args_class(total_timesteps=2 * 10**6)
     assert intervals_of(longer, on_accelerator=False) == Intervals(
-        log=4_000, eval=20_000, checkpoint=20_000
+        log=4_000,
+        eval=20_000,
+        checkpoint=20_000,
     )
 
 

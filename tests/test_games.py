@@ -46,7 +46,8 @@ def test_the_other_player_of_pgx_moves_until_it_is_our_turn():
     for time in range(25):
         keys = jax.random.split(jax.random.key(time), count)
         actions = jax.vmap(lambda key, obs: sample(key, env.action_space, legal_actions(obs)))(
-            keys, obs
+            keys,
+            obs,
         )
         out = step(keys, state, actions)
         before, after = (np.array(x["obs"]).sum(axis=(1, 2)) for x in (obs, out.final_obs))

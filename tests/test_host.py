@@ -232,13 +232,16 @@ def test_actions_are_elements_of_the_declared_space_at_the_environment_and_from_
         assert space.contains(whole), action
         assert space.contains(jax.tree.map(lambda x: np.asarray(x[index]), from_policy))
         assert jax.tree.map(lambda x: x.dtype, whole) == jax.tree.map(
-            lambda x: np.asarray(x).dtype, space.sample()
+            lambda x: np.asarray(x).dtype,
+            space.sample(),
         )
 
 
 def test_actions_are_shaped_clipped_and_cast():
     whole = Conversion(
-        "whole", gymnasium.spaces.Discrete(2), gymnasium.spaces.Box(0, 5, (1,), np.int32)
+        "whole",
+        gymnasium.spaces.Discrete(2),
+        gymnasium.spaces.Box(0, 5, (1,), np.int32),
     )
     actions = whole.actions(np.array([[-0.2], [0.4], [0.6], [4.8], [9.0]], np.float32))
     assert actions.dtype == np.int32 and actions.ravel().tolist() == [0, 0, 1, 5, 5], (
@@ -402,7 +405,8 @@ def test_readers_see_whole_versions_only():
                 float(version)
             } or version < last:
                 wrong.append(version)
-            found.add(last := version)
+            last = version
+            found.add(last)
 
     readers = in_threads(read, read, read)
     for version in range(1, 40):
@@ -540,7 +544,9 @@ def test_evaluations_remember_exactly_one_episode(toy):
         make_host(f"{TOYS}{toy}-v0", 2, 0, vectorization="sync" if toy == "Toy" else "vector")
     ) as envs:
         episodes = run_host_episodes(
-            Worker("test", envs=envs), Player(lambda count: np.zeros(count, int), act), 7
+            Worker("test", envs=envs),
+            Player(lambda count: np.zeros(count, int), act),
+            7,
         )
     # As many of each environment, or one more; those of one environment are the same
     if toy == "ReusingToys":
@@ -800,7 +806,10 @@ def test_an_error_in_a_process_comes_once_with_its_traceback_there(capfd, recwar
         ({"hang_at": 20}, "async", "--step-timeout"),
         ({"nan_at": 20}, "sync", "observation of environment 0"),
         pytest.param(
-            {"nan_reward_at": 20}, "sync", "reward of environment 0", marks=pytest.mark.slow
+            {"nan_reward_at": 20},
+            "sync",
+            "reward of environment 0",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -871,7 +880,8 @@ def test_an_evaluation_is_repeated_exactly_and_every_episode_begins_with_a_seed_
     seeds = []
     warnings = []
     algorithm = SimpleNamespace(
-        initial_memory=lambda count: (), act=lambda *seen: (np.zeros(2, int), ())
+        initial_memory=lambda count: (),
+        act=lambda *seen: (np.zeros(2, int), ()),
     )
     evaluation = HostEvaluation(args, algorithm, warnings.append)
     make = evaluation._make_envs
@@ -897,7 +907,8 @@ def test_evaluations_keep_environments_that_begin_anew_with_a_seed_and_close_the
     new = []
     closed = []
     algorithm = SimpleNamespace(
-        initial_memory=lambda count: (), act=lambda *seen: (np.zeros(2, int), ())
+        initial_memory=lambda count: (),
+        act=lambda *seen: (np.zeros(2, int), ()),
     )
     evaluation = HostEvaluation(args, algorithm, pytest.fail)
     make = evaluation._make_envs
@@ -1109,7 +1120,9 @@ def test_a_number_that_a_type_does_not_hold_is_named(value, dtype):
 
 def test_an_observation_outside_of_its_bounds_does_not_wrap():
     spec = Conversion(
-        "E", gymnasium.spaces.Box(0, 9, (1,), np.int64), gymnasium.spaces.Discrete(2)
+        "E",
+        gymnasium.spaces.Box(0, 9, (1,), np.int64),
+        gymnasium.spaces.Discrete(2),
     ).spec
     envs = SimpleNamespace(
         spec=spec,

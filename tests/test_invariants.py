@@ -143,11 +143,13 @@ def minibatches_over(num_devices, num_steps, num_envs, num_minibatches, epochs=2
     local = num_envs // num_devices
     key = jax.random.key(seed)
     indices = over_devices(
-        lambda: minibatch_indices(key, num_steps, local, epochs, num_minibatches), num_devices
+        lambda: minibatch_indices(key, num_steps, local, epochs, num_minibatches),
+        num_devices,
     )
     indices = np.moveaxis(np.asarray(indices), 0, 2)  # [E, M, D, samples]
     samples = np.stack(
-        [indices // local, indices % local + local * np.arange(num_devices)[:, None]], axis=-1
+        [indices // local, indices % local + local * np.arange(num_devices)[:, None]],
+        axis=-1,
     )
     return samples.reshape(epochs, num_minibatches, -1, 2)
 
@@ -200,7 +202,8 @@ def test_x2_environment_ids_and_keys_are_global():
         ids = over_devices(lambda local=local: global_ids(local), devices)
         assert_array_equal(ids.ravel(), np.arange(16))
         keys = over_devices(
-            lambda n=local: jax.random.key_data(rollout_keys(jax.random.key(3), 5, n)), devices
+            lambda n=local: jax.random.key_data(rollout_keys(jax.random.key(3), 5, n)),
+            devices,
         )
         keys = np.moveaxis(np.asarray(keys), 0, 1).reshape(5, 16, 2)  # [T, N, 2]
         assert len(set(map(tuple, keys.reshape(-1, 2)))) == 5 * 16
@@ -321,7 +324,10 @@ def test_x6_bootstrap_through_the_whole_update(monkeypatch, num_seeds, backend):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     args = small_args(num_seeds=num_seeds, hidden_sizes=(4,))
     for reward, value, next_value, terminated, truncated in calls_of_gae(
-        monkeypatch, args, OracleCritic, 2
+        monkeypatch,
+        args,
+        OracleCritic,
+        2,
     ):
         episode = value // 100
         step = value % 100
@@ -352,7 +358,10 @@ class OracleQ(nn.Module):
 def test_x6_q_learning_bootstraps_from_what_truly_follows(monkeypatch, backend):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     for reward, next_value, terminated, _ in calls_of_gae(
-        monkeypatch, small_pqn_args(), OracleQ, 2
+        monkeypatch,
+        small_pqn_args(),
+        OracleQ,
+        2,
     ):
         episode, step = (part[~terminated] for part in np.divmod(next_value, 100))
         assert_array_equal(reward[~terminated], episode % 7 + 0.5 * step)

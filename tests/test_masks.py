@@ -64,7 +64,8 @@ def alone(row):
     """The distribution of one row over its legal choices alone, and those choices, of each
     component.
     """
-    logits = np.random.default_rng(row).normal(size=6)
+    rng = np.random.default_rng(row)
+    logits = rng.normal(size=6)
     choices = [np.flatnonzero(LEGAL[row, a:b]) for a, b in ((0, 4), (4, 6))]
     parts = (part[legal] for part, legal in zip((logits[:4], logits[4:]), choices, strict=True))
     return logits, [Categoricals(jnp.asarray(part), (len(part),), True) for part in parts], choices
@@ -93,17 +94,23 @@ def test_no_noise_picks_what_is_illegal(rising, monkeypatch, scale=1e4):
     """
     cumsum = jnp.cumsum
     monkeypatch.setattr(
-        jnp, "cumsum", lambda x, axis: cumsum(x, axis=axis) + rising * jnp.arange(x.shape[axis])
+        jnp,
+        "cumsum",
+        lambda x, axis: cumsum(x, axis=axis) + rising * jnp.arange(x.shape[axis]),
     )
     noise = np.linspace(2**-24, 1 - 2**-24, 4001, dtype=np.float32)
-    logits = scale * np.random.default_rng(0).normal(size=(100, 6))
+    rng = np.random.default_rng(0)
+    logits = scale * rng.normal(size=(100, 6))
     for legal in LEGAL:
         for rows in np.split(logits, 20):
             policy = masked(
-                rows[:, None].repeat(len(noise), 1), np.broadcast_to(legal, (5, len(noise), 6))
+                rows[:, None].repeat(len(noise), 1),
+                np.broadcast_to(legal, (5, len(noise), 6)),
             )
             first, second = np.moveaxis(
-                np.asarray(policy.sample(np.stack([noise] * 2, -1)[None].repeat(5, 0))), -1, 0
+                np.asarray(policy.sample(np.stack([noise] * 2, -1)[None].repeat(5, 0))),
+                -1,
+                0,
             )
             assert legal[:4][first].all()
             assert legal[4:][second].all()
@@ -127,7 +134,8 @@ def test_gradients_are_finite_and_none_reaches_what_is_illegal(legal):
 
 def test_a_component_without_a_legal_choice_has_them_all():
     """Others keep their mask."""
-    logits = np.random.default_rng(0).normal(size=6)
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=6)
     for row in range(3):
         first = LEGAL[row] & (np.arange(6) < 4)
         second = LEGAL[row] & (np.arange(6) >= 4)
@@ -145,7 +153,8 @@ def test_a_component_without_a_legal_choice_has_them_all():
 @pytest.mark.parametrize("epsilon", [0.0, 0.3])
 def test_q_values_without_a_legal_action_are_those_without_a_mask(epsilon):
     """The mask of one action alone is honoured."""
-    x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 5)).astype(np.float32)
     masks = np.array([[0, 0, 0], [1, 1, 1], [0, 1, 0]], bool)
     head = QHead(Discrete(3))
     variables = head.init(jax.random.key(0), x)
@@ -166,7 +175,8 @@ def test_parts_of_an_action_add_up():
     space = Discrete(4), {"push": Box(np.full(2, -1.0), np.ones(2), (2,)), "turn": Discrete(2)}
     head = PolicyHead(space)
     legal = LEGAL
-    x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 5)).astype(np.float32)
     policy, _ = head.init_with_output(jax.random.key(0), x, {MASK: legal})
     first, normal, second = policy.parts[0], *policy.parts[1].values()
     assert_array_equal(first.legal, legal[:, :4])
@@ -175,7 +185,9 @@ def test_parts_of_an_action_add_up():
     parts = zip((first, normal, second), jax.tree.leaves(action), strict=True)
     assert_allclose(policy.log_prob(action), sum(part.log_prob(x) for part, x in parts), rtol=1e-6)
     assert_allclose(
-        policy.entropy(), first.entropy() + normal.entropy() + second.entropy(), rtol=1e-6
+        policy.entropy(),
+        first.entropy() + normal.entropy() + second.entropy(),
+        rtol=1e-6,
     )
     assert encode_action(action, space).shape == (3, flat_size(space)) == (3, 8)
     assert all(legal[range(3), action[0]])
@@ -266,7 +278,8 @@ FAST = "pqn", "dqn", "sac"
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x not in FAST)) for x in CLOSING]
+    "name",
+    [pytest.param(x, marks=[pytest.mark.slow] * (x not in FAST)) for x in CLOSING],
 )
 def test_a_mask_without_a_legal_action_where_an_episode_ends_changes_nothing_that_is_learned(name):
     """By any algorithm, not in the last bit; Q functions honour one that leaves some actions at a
@@ -383,7 +396,9 @@ def values_of(module, args, env, learner, obs):
         return network.apply(params, sequence, first, appo.Memory(memory, memory))[1]
     if module is ppo_rnn:
         return ppo_rnn.Critic(args, env.spec).apply(
-            params.critic, Inputs(sequence, first, None), memory
+            params.critic,
+            Inputs(sequence, first, None),
+            memory,
         )[0]
     return ppo.Critic(args, env.spec).apply(params.critic, obs)
 
@@ -407,7 +422,8 @@ def test_critics_alone_see_what_is_privileged(module):
     learner = algorithm.init(jax.random.key(0), hparams_of(args))
     # Critics begin at zero
     learner = learner.replace(params=jax.tree.map(lambda x: x + 0.1, learner.params))
-    numbers = np.random.default_rng(0).normal(size=(3, 5, 2)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(size=(3, 5, 2)).astype(np.float32)
     obs, other = ({"obs": numbers[0], "privileged_state": more} for more in numbers[1:])
     for key in (None, jax.random.key(2)):
         one, changed = (

@@ -70,7 +70,9 @@ def test_learners_meet_the_policies_that_others_have_at_that_time_on_any_number_
     def against(other, state):
         def move(key, obs):
             return ppo.make_ppo(single, game.spec).act(
-                other, jax.tree.map(lambda x: x[None], obs), key
+                other,
+                jax.tree.map(lambda x: x[None], obs),
+                key,
             )[0]
 
         return one_update(single, game.against(move), state)
@@ -137,7 +139,8 @@ def head_of(state):
 
 
 def begun_and_update(num_devices: int, **flags):
-    functions = functions_of(args := small_args(**TEAM | flags), Trio())
+    args = small_args(**TEAM | flags)
+    functions = functions_of(args, Trio())
     state = over_devices(lambda: functions.init(jnp.arange(args.num_agents)), num_devices)
     update = jax.jit(jax.vmap(lambda state: functions.update(state, jnp.int32(1)), axis_name=AXIS))
 
@@ -157,7 +160,8 @@ def test_teams_are_two_agents_of_a_member_and_one_of_another_on_any_number_of_de
         head["bias"] = jnp.broadcast_to(100 * jnp.tile(jnp.eye(3), 3), head["bias"].shape)
     for _ in range(6):
         states, metrics = zip(
-            *(update(state) for state, update in zip(states, updates, strict=True)), strict=True
+            *(update(state) for state, update in zip(states, updates, strict=True)),
+            strict=True,
         )
         one, two = (
             [found[f"episode/{name}"] for name in ("return_min", "return_max", "return")]

@@ -53,7 +53,9 @@ def library_cell(kind, params, layer):
     arrays = (inputs["kernel"], inputs["bias"], recurrent, of_recurrent)
     theirs = {}
     for gate, *parts in zip(
-        names, *(np.split(x, len(names), axis=-1) for x in arrays), strict=True
+        names,
+        *(np.split(x, len(names), axis=-1) for x in arrays),
+        strict=True,
     ):
         kernel, bias, recurrent, recurrent_bias = parts
         theirs[f"i{gate}"] = {"kernel": kernel}
@@ -196,7 +198,10 @@ class CountingCritic(nn.Module):
 def test_x6_bootstrap_with_the_memory_from_before_the_reset(monkeypatch, num_seeds):
     args = small_rnn_args(num_seeds=num_seeds, rnn_size=SIZE)
     for _, value, next_value, terminated, truncated in calls_of_gae(
-        monkeypatch, args, CountingCritic, 3
+        monkeypatch,
+        args,
+        CountingCritic,
+        3,
     ):
         assert (truncated & ~terminated).sum() > 5
         assert set(np.unique(value % 100)) == {0, 1, 2, 3, 4}
@@ -223,7 +228,8 @@ def test_what_is_left_of_an_environment_without_velocities():
 def test_the_beginning_of_an_episode_empties_the_memory_of_a_policy(trained):
     policy = load_policy(trained("memory")[0])
     first = np.array([True, False, True])
-    obs = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(3, 2)).astype(np.float32)
     empty = policy.initial_memory(3)
     both = (
         policy(obs, x, first, reward=np.ones(3))[1]

@@ -76,7 +76,9 @@ def python(tmp_path_factory):
     source = folder / "source"  # a build leaves files beside what it reads
     for name in ("common", "algos"):
         shutil.copytree(
-            ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+            ROOT / name,
+            source / name,
+            ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
         )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -101,7 +103,8 @@ def python(tmp_path_factory):
         names = archive.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"pmaprl"}
     subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True
+        [sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")],
+        check=True,
     )
     (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
     with zipfile.ZipFile(wheel) as archive:
@@ -165,7 +168,13 @@ def test_an_algorithm_runs_through_a_link_in_any_folder(tmp_path):
     words = ["--env", "CartPole-v1", *SMALL, "--total-timesteps", STEPS, "--run-dir", "run"]
     run(sys.executable, "linked.py", *words, cwd=tmp_path)
     assert "return" in run(
-        sys.executable, "-m", "pmaprl.play", "run", "--episodes", 2, cwd=tmp_path
+        sys.executable,
+        "-m",
+        "pmaprl.play",
+        "run",
+        "--episodes",
+        2,
+        cwd=tmp_path,
     )
 
 

@@ -225,7 +225,9 @@ def test_first_changes_are_as_those_of_exchanges(name, value, factor, wanted):
     rules = RULES._replace(limits=small_sac_args(population=2, pbt=True).rules.limits)
     assert rules.moved(name, value, factor) == pytest.approx(wanted, rel=1e-7, abs=1e-9)
     assert rules.moved(name, jnp.array([value]), factor, jnp.clip) == pytest.approx(
-        wanted, rel=1e-6, abs=1e-7
+        wanted,
+        rel=1e-6,
+        abs=1e-7,
     )
 
 

@@ -242,7 +242,9 @@ def test_seeds_are_interpolated_within_what_they_have():
         [nan, 100, 150, 200, 250, 350, nan],
     ]
     assert_array_equal(
-        values, wanted, "of equal places the last counts, and late ones are put in order"
+        values,
+        wanted,
+        "of equal places the last counts, and late ones are put in order",
     )
     places, values = align(logged, "wall", hold=True)
     assert (places[-1], values[2, -1]) == (4, 350)
@@ -310,7 +312,9 @@ def test_a_run_and_a_population_have_a_picture_although_nobody_earned_anything(t
     logged = [row | (more if evolved else {}) for row in rows([100], [[None] * 3])]
     make_run(tmp_path / "run", logged, num_seeds=3)
     drawn = draw_population(
-        tmp_path / "run", "title", {"gamma": [0.9, 0.8, 0.7], "rate": [1e-4, 1e-3, 1e-2]}
+        tmp_path / "run",
+        "title",
+        {"gamma": [0.9, 0.8, 0.7], "rate": [1e-4, 1e-3, 1e-2]},
     )
     for path in (drawn, draw_curve(tmp_path / "run", "title")):
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -323,7 +327,10 @@ def compared(*runs, **flags):
 def test_a_row_holds_what_the_runs_hold(tmp_path):
     runs = [
         make_run(
-            tmp_path / "a", rows([100, 200], [[0, 50], [80, 90]]), num_seeds=2, evaluation=[70, 80]
+            tmp_path / "a",
+            rows([100, 200], [[0, 50], [80, 90]]),
+            num_seeds=2,
+            evaluation=[70, 80],
         ),
         make_run(tmp_path / "b", rows([100, 200, 300], [10, 95, 100]), seed=2, evaluation=[99]),
     ]
@@ -361,7 +368,11 @@ def test_without_an_evaluation_the_training_return_counts(tmp_path):
     runs = [
         make_run(tmp_path / "a", rows([100, 200, 300], [[1, 2], [3, 4], [None, 5]]), num_seeds=2),
         make_run(
-            tmp_path / "b", rows([100], [[6.0, 7.0]]), seed=2, num_seeds=2, evaluation=[9.0, None]
+            tmp_path / "b",
+            rows([100], [[6.0, 7.0]]),
+            seed=2,
+            num_seeds=2,
+            evaluation=[9.0, None],
         ),
     ]
     (row,) = compared(*runs)
@@ -454,7 +465,9 @@ def test_flags_that_differ_between_lines_are_named(capsys, tmp_path):
     runs = [
         make_run(tmp_path / "a", rows([100], [1]), **flags),
         make_run(
-            tmp_path / "b", rows([100], [1]), **flags | {"gamma": 0.99, "gif": True, "num_envs": 32}
+            tmp_path / "b",
+            rows([100], [1]),
+            **flags | {"gamma": 0.99, "gif": True, "num_envs": 32},
         ),
         make_run(tmp_path / "c", rows([100], [1]), algorithm="my_ppo", **flags | {"clip_eps": 0.1}),
     ]
@@ -515,7 +528,8 @@ def test_two_factors_have_a_short_legend(tmp_path):
 
 def test_two_factors_have_a_heat_map(tmp_path):
     args = parse(
-        plot.Args, [*make_grid(tmp_path), "--by", "gamma,learning_rate", "--kind", "heatmap"]
+        plot.Args,
+        [*make_grid(tmp_path), "--by", "gamma,learning_rate", "--kind", "heatmap"],
     )
     axes = plot.learning_curves(args).axes[0]
     assert_allclose(axes.images[0].get_array(), [[90.1, 95.1, 99.1], [90.2, 95.2, 99.2]])
@@ -542,7 +556,9 @@ def test_equal_members_are_ranked_by_what_they_earned_while_training():
     """
     steps = np.array([100.0, 200, 300])
     training = Series(
-        steps, steps, np.array([[0.0, 0, 0, 99], [0, 100, 0, 99], [130, 500, 500, 500]])
+        steps,
+        steps,
+        np.array([[0.0, 0, 0, 99], [0, 100, 0, 99], [130, 500, 500, 500]]),
     )
     assert ranked([500, 500, 500, 9], training) == [1, 2, 0, 3]
     early = Series(steps, steps, np.array([[0.0, 0], [100, 500], [500, 500]]))
@@ -564,7 +580,11 @@ def test_many_seeds_are_toldsummary_of_seeds():
 def test_a_baseline_is_one_line_also_where_its_run_is_a_copy(tmp_path):
     runs = [
         make_run(
-            tmp_path / name, rows([100], [[1, 2]]), num_seeds=2, evaluation=[1, 2], gamma=gamma
+            tmp_path / name,
+            rows([100], [[1, 2]]),
+            num_seeds=2,
+            evaluation=[1, 2],
+            gamma=gamma,
         )
         for name, gamma in (("a", 0.9), ("copy", 0.9), ("b", 0.99))
     ]
@@ -585,7 +605,10 @@ def test_values_that_look_alike_once_shortened_are_told_apart(tmp_path):
     long = [json.dumps({"parameter": "x" * 60 + end}) for end in "ab"]
     runs = [
         make_run(
-            tmp_path / f"{index} {gamma}", rows([100], [index]), env_params=params, gamma=gamma
+            tmp_path / f"{index} {gamma}",
+            rows([100], [index]),
+            env_params=params,
+            gamma=gamma,
         )
         for index, params in enumerate(long)
         for gamma in (0.9, 0.99)
@@ -704,6 +727,7 @@ def test_a_flag_that_only_a_fork_has_is_named_and_not_those_of_another_algorithm
     assert "bonus 0.2 (my_ppo only)" in capsys.readouterr().err
     others = dict.fromkeys(("tau", "buffer_size", "batch_size", "alpha"), 1)
     compared(
-        original, make_run(tmp_path / "other", rows([100], [1]), algorithm="sac", **flags, **others)
+        original,
+        make_run(tmp_path / "other", rows([100], [1]), algorithm="sac", **flags, **others),
     )
     assert capsys.readouterr().err == ""

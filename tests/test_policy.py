@@ -64,7 +64,9 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(traine
     assert all(jax.tree.leaves(shapes))
     episodes = over_devices(lambda: run_episodes(env, policy, 4), 1)
     assert float(episodes.ret.mean()) == pytest.approx(
-        result.evaluation["eval/return_mean"][0], abs=1e-4, rel=1e-6
+        result.evaluation["eval/return_mean"][0],
+        abs=1e-4,
+        rel=1e-6,
     )
 
 
@@ -105,11 +107,13 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_on_the_host_did(
     envs = make_host(env, 4, SEED, vectorization="sync")
     policy = load_policy(tmp_path)
     player = Player(
-        policy.initial_memory, lambda seen, memory, keys: policy(seen.obs, memory, seen.first)
+        policy.initial_memory,
+        lambda seen, memory, keys: policy(seen.obs, memory, seen.first),
     )
     episodes = run_host_episodes(Worker("test", envs=envs), player, 4)
     assert float(episodes.ret.mean()) == pytest.approx(
-        result.evaluation["eval/return_mean"][0], abs=1e-4
+        result.evaluation["eval/return_mean"][0],
+        abs=1e-4,
     )
 
 
@@ -117,7 +121,8 @@ def test_actions_are_best_and_drawn_by_the_logits_of_normalised_observations(tra
     run_dir, env, _ = trained("normalised")
     policy = load_policy(run_dir)
     actor = ppo.Actor(ppo.Args.from_run(run_dir), env.spec)
-    raw = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    raw = rng.normal(size=(500, 4)).astype(np.float32)
     normalised = policy._learner.obs_stats.normalize(raw)
     right, wrong = (
         actor.apply(policy._learner.params.actor, obs)[0].logits for obs in (normalised, raw)
@@ -127,13 +132,15 @@ def test_actions_are_best_and_drawn_by_the_logits_of_normalised_observations(tra
     drawn = jax.vmap(lambda key: policy(raw[0], key=key))(jax.random.split(jax.random.key(0), 4000))
     probability = float(jax.nn.softmax(right[0])[1])
     assert float(jnp.mean(drawn)) == pytest.approx(
-        probability, abs=4 * np.sqrt(probability * (1 - probability) / 4000)
+        probability,
+        abs=4 * np.sqrt(probability * (1 - probability) / 4000),
     )
 
 
 def test_observations_of_every_kind_of_array_and_in_every_batch(trained):
     policy = load_policy(trained("sac")[0])
-    obs = np.random.default_rng(0).normal(size=(2, 3, 3))  # float64, as numpy makes it
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(2, 3, 3))  # float64, as numpy makes it
     actions = policy(obs)
     assert (type(actions), actions.shape, actions.dtype) == (np.ndarray, (2, 3, 1), np.float32)
     assert_allclose(policy(obs[1, 2]), actions[1, 2], rtol=1e-5)
@@ -328,7 +335,8 @@ def test_code_from_elsewhere_is_run_when_it_is_named_and_imported_anew_when_it_c
     mine = tmp_path / "mine.py"
     code = Path(ppo.__file__).read_text().replace("parents[1]", "parents[0]")
     run_dir = with_config(trained("normalised")[0], tmp_path / "run", script=str(mine))
-    obs = np.random.default_rng(0).normal(size=(20, 4))
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(20, 4))
     actions = []
     for best in ("policy.mode()", "1 - policy.mode()"):
         mine.write_text(code.replace("return policy.mode() if key", f"return {best} if key"))

@@ -185,7 +185,9 @@ NOT_FINITE = [
 
 
 @pytest.mark.parametrize(
-    "obs", [*NOT_FINITE, np.ma.array([0.0, 1.0], mask=[True, False])], ids=range(4)
+    "obs",
+    [*NOT_FINITE, np.ma.array([0.0, 1.0], mask=[True, False])],
+    ids=range(4),
 )
 def test_a_policy_refuses_numbers_that_are_none(obs):
     policy = policy_for("Toy")

@@ -98,7 +98,9 @@ def test_the_pages_stay_short():
 @pytest.mark.slow
 def test_the_update_of_the_page_of_ppo_runs_under_shard_map():
     (code,) = re.findall(
-        r"```python\n([^`]*shard_map.*?)```", (DOCS / "ppo.md").read_text(), re.DOTALL
+        r"```python\n([^`]*shard_map.*?)```",
+        (DOCS / "ppo.md").read_text(),
+        re.DOTALL,
     )
     names = {}
     exec(code, names)

@@ -175,7 +175,8 @@ def test_an_episode_on_the_host_keeps_the_pictures_of_the_steps_that_are_drawn(
 
 
 @pytest.mark.parametrize(
-    ("toy", "told"), [("Toy", "rgb_array"), ("PromisingToy", "render_mode"), ("DrawnToy", "")]
+    ("toy", "told"),
+    [("Toy", "rgb_array"), ("PromisingToy", "render_mode"), ("DrawnToy", "")],
 )
 def test_a_gymnasium_environment_draws_itself_or_says_why_not(toy, told):
     envs = RecordedEnvs(make_host(f"{TOYS}{toy}-v0", 1, 0, frames=True, vectorization="sync"))
@@ -191,7 +192,8 @@ def test_a_gymnasium_environment_draws_itself_or_says_why_not(toy, told):
 
 
 @pytest.mark.parametrize(
-    ("env_id", "drawn"), [("InvertedPendulum-v4", True), ("InvertedPendulum-v2", False)]
+    ("env_id", "drawn"),
+    [("InvertedPendulum-v4", True), ("InvertedPendulum-v2", False)],
 )
 def test_mujoco_of_envpool_names_the_environment_that_has_pictures(env_id, drawn):
     """Where gymnasium makes the same one."""
@@ -242,7 +244,9 @@ def test_channels_have_their_colours_the_first_in_front_and_images_keep_theirs(t
     obs[0, 0, 0, 0] = obs[0, 9, 4, 3] = 1
     obs[1, 5, 5, 0] = obs[1, 5, 5, 2] = 1
     first, second = drawn(
-        make_env("Toy"), Recording(None, obs, *np.zeros((2, 1))), tmp_path / "a.gif"
+        make_env("Toy"),
+        Recording(None, obs, *np.zeros((2, 1))),
+        tmp_path / "a.gif",
     )[0]
     assert first.shape == (300 + MARGIN, MARGIN + 300 + LEGEND, 3)
     left = MARGIN
@@ -253,12 +257,15 @@ def test_channels_have_their_colours_the_first_in_front_and_images_keep_theirs(t
         second[165, left + 165],
     )
     wanted = map(
-        ImageColor.getrgb, (pictures.ORANGE, pictures.YELLOW, pictures.FLOOR, pictures.ORANGE)
+        ImageColor.getrgb,
+        (pictures.ORANGE, pictures.YELLOW, pictures.FLOOR, pictures.ORANGE),
     )
     assert_allclose(found, [*wanted], atol=8)
     image = np.broadcast_to(np.uint8([200, 30, 90]), (2, 50, 60, 3))
     frames, _ = drawn(
-        make_env("Toy"), Recording(None, image, *np.zeros((2, 1))), tmp_path / "b.gif"
+        make_env("Toy"),
+        Recording(None, image, *np.zeros((2, 1))),
+        tmp_path / "b.gif",
     )
     assert_allclose(frames[1][150, 90], [200, 30, 90], atol=8)
 
@@ -337,7 +344,8 @@ def numbers_of(count: int) -> tuple[spaces.EnvSpec, Recording]:
     """An episode of five steps with observations of so many numbers, some of which are not
     finite.
     """
-    obs = np.random.default_rng(0).normal(size=(6, count))
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(6, count))
     obs[2, 1] = np.nan
     spec = spaces.EnvSpec(
         name="some",

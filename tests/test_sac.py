@@ -92,7 +92,8 @@ class Discrete:
         logits = dense(jnp.tanh(dense(obs, actor["MLP_0"]["Dense_0"])), actor["Dense_0"])
         p = jnp.exp(logits) / jnp.sum(jnp.exp(logits), axis=1, keepdims=True)
         return jnp.sum(p * jnp.min(two_critics(critics, obs), axis=0), axis=1), -jnp.sum(
-            p * jnp.log(p), axis=1
+            p * jnp.log(p),
+            axis=1,
         )
 
 
@@ -128,7 +129,9 @@ def updated(
     targets = params.targets
     if number % args.target_frequency == 0:
         targets = jax.tree.map(
-            lambda old, new: (1 - args.tau) * old + args.tau * new, targets, critics
+            lambda old, new: (1 - args.tau) * old + args.tau * new,
+            targets,
+            critics,
         )
     if number % args.policy_frequency:
         return sac.Params(
@@ -325,7 +328,8 @@ def test_time_limits_are_not_stored_as_terminations_and_no_reset_is_a_next_obser
         60,
     )
     ring = jax.tree.map(
-        lambda x: x[0, :, :60].reshape(-1, *x.shape[3:]), to_host(state).actors.replay.data
+        lambda x: x[0, :, :60].reshape(-1, *x.shape[3:]),
+        to_host(state).actors.replay.data,
     )
     (episode, step), (next_episode, next_step) = ring.obs.T, ring.next_obs.T
     assert_array_equal(episode, next_episode)

@@ -56,7 +56,9 @@ class Lab(host_helpers.Lab):
         steps = self.args.num_steps
         envs = self.args.envs_per_actor
         numbers = 1e6 * seed + np.arange((steps + 1) * envs * 2, dtype=np.float32).reshape(
-            steps + 1, envs, 2
+            steps + 1,
+            envs,
+            2,
         )
         discrete = self.args.env == TOY
         shape = (steps, envs)
@@ -94,7 +96,8 @@ def stored(state: TrainState) -> np.ndarray:
 
 def sorted_rows(*columns: np.ndarray) -> np.ndarray:
     rows = np.concatenate(
-        [column.reshape(len(column), -1).astype(np.float64) for column in columns], axis=1
+        [column.reshape(len(column), -1).astype(np.float64) for column in columns],
+        axis=1,
     )
     return rows[np.lexsort(rows.T)]
 
@@ -232,7 +235,8 @@ def test_the_buffer_of_a_run_has_steps_as_the_environments_took_them(flags, tmp_
     if "learner_devices" in flags:
         assert not collectives_beside_each_other(updates[0])
     replay = jax.tree.map(
-        lambda x: x.reshape(-1, *x.shape[3:]), to_host(states[0]).actors.replay.data
+        lambda x: x.reshape(-1, *x.shape[3:]),
+        to_host(states[0]).actors.replay.data,
     )
     there = replay.next_obs[:, 1] > 0  # slots that are not in use have zeros
     assert there.sum() == 512

@@ -296,7 +296,8 @@ def replace_by(kind: str, path: Path, outside: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "name", ["config.json", "metrics.jsonl", "result.json", LOCK, "DONE", "curve.png", "elo.json"]
+    "name",
+    ["config.json", "metrics.jsonl", "result.json", LOCK, "DONE", "curve.png", "elo.json"],
 )
 def test_a_file_of_a_run_is_a_regular_one_with_one_link(run_dir, tmp_path, stopping, name, kind):
     outside = tmp_path / "outside"
@@ -306,7 +307,8 @@ def test_a_file_of_a_run_is_a_regular_one_with_one_link(run_dir, tmp_path, stopp
         pytest.skip("no such file can be made here")
     before = outside.read_bytes()
     read_by = {"config.json": [*COMMANDS], "metrics.jsonl": ["compare", "plot", "resume"]}.get(
-        name, ["resume"]
+        name,
+        ["resume"],
     )
     for command in read_by:
         assert kind in outcome(command, run_dir), command
@@ -321,7 +323,8 @@ def test_a_device_is_not_opened(run_dir):
 
 
 @pytest.mark.parametrize(
-    "place", ["checkpoints", "checkpoints/256", "checkpoints/256/state", "checkpoints/256/metrics"]
+    "place",
+    ["checkpoints", "checkpoints/256", "checkpoints/256/state", "checkpoints/256/metrics"],
 )
 def test_a_folder_of_a_run_is_no_link(run_dir, tmp_path, stopping, place):
     outside = tmp_path / "outside"
@@ -413,14 +416,16 @@ def test_what_is_printed_leaves_the_terminal_alone():
 
 
 @pytest.mark.parametrize(
-    "name", ["env", "algorithm", "recipe", "gamma", "members", "versions", "env_spec", "script"]
+    "name",
+    ["env", "algorithm", "recipe", "gamma", "members", "versions", "env_spec", "script"],
 )
 def test_escapes_of_a_run_reach_neither_terminal_nor_picture(
     run_dir, tmp_path, monkeypatch, stopping, name
 ):
     monkeypatch.chdir(tmp_path)
     value = {"members": [{"seed": 0, ESCAPES: 1}], "versions": {"pmaprl": ESCAPES}}.get(
-        name, ESCAPES
+        name,
+        ESCAPES,
     )
     if name == "env_spec":
         value = json.loads((run_dir / "config.json").read_text())["env_spec"] | {"name": ESCAPES}
@@ -474,7 +479,8 @@ ODD = [None, {}, [[1]], 10**400, 1.5, "x"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["env", "env_params", "seed", "num_seeds", "recipe", "members", "versions", "env_spec"]
+    "name",
+    ["env", "env_params", "seed", "num_seeds", "recipe", "members", "versions", "env_spec"],
 )
 def test_a_config_with_a_value_of_another_type_is_refused_or_does_no_harm(
     run_dir, tmp_path, monkeypatch, stopping, name
@@ -643,7 +649,10 @@ def test_tensorboard_hides_steps_that_a_resumed_run_makes_again(tmp_path, monkey
     sys.modules["tensorboardX"].SummaryWriter = Writer
     for changes, step in (({}, 0), ({"resume": "a", "run_dir": "a"}, 128)):
         LogWriter(
-            tmp_path, small_args(tensorboard=True, **TINY | changes), {}, resume_at=step
+            tmp_path,
+            small_args(tensorboard=True, **TINY | changes),
+            {},
+            resume_at=step,
         )._file.close()
     assert made == [None, 129]
 
@@ -651,7 +660,9 @@ def test_tensorboard_hides_steps_that_a_resumed_run_makes_again(tmp_path, monkey
 def test_the_name_of_a_run_in_weights_and_biases_is_one(tmp_path, monkeypatch):
     """It is sent there: another's would write into a run that the user has already."""
     monkeypatch.setitem(
-        sys.modules, "wandb", SimpleNamespace(init=lambda **_: pytest.fail("it was used"))
+        sys.modules,
+        "wandb",
+        SimpleNamespace(init=lambda **_: pytest.fail("it was used")),
     )
     (tmp_path / "wandb_id").write_text("../\x1b[31m")
     with pytest.raises(UsageError, match="wandb_id"):

@@ -61,7 +61,9 @@ def xminigrid(original, key, state, action):
 
 def jaxmarl(original, key, state, action):
     obs, _, rewards, _, _ = original.step_env(
-        key, state[0], dict(zip(original.agents, action, strict=True))
+        key,
+        state[0],
+        dict(zip(original.agents, action, strict=True)),
     )
     return obs, sum(rewards.values()), False  # it ends by its limit, which it calls an end
 
@@ -96,14 +98,27 @@ def things(count):
 CASES = {
     "brax:inverted_pendulum": Case(step=physics, limit="episode_length", steps=4, ends="LT"),
     "craftax:Craftax-Classic-Symbolic-v1": Case(
-        step=craftax, limit="max_timesteps", steps=3, ends="LT", doomed=dead
+        step=craftax,
+        limit="max_timesteps",
+        steps=3,
+        ends="LT",
+        doomed=dead,
     ),
     "jumanji:Snake-v1": Case(
-        step=jumanji, limit="time_limit", steps=8, ends="LT", observed=lambda obs: obs["grid"]
+        step=jumanji,
+        limit="time_limit",
+        steps=8,
+        ends="LT",
+        observed=lambda obs: obs["grid"],
     ),
     "pgx:2048": Case(step=pgx, limit="max_steps", steps=5, ends="LT"),
     "navix:Navix-Empty-5x5-v0": Case(
-        step=navix, limit="max_steps", steps=40, ends="LT", observed=things(11), draws_starts=False
+        step=navix,
+        limit="max_steps",
+        steps=40,
+        ends="LT",
+        observed=things(11),
+        draws_starts=False,
     ),
     "xminigrid:MiniGrid-Empty-5x5": Case(
         step=xminigrid,
@@ -115,7 +130,11 @@ CASES = {
     ),
     "jaxmarl:MPE_simple_spread_v3": Case(step=jaxmarl, limit="max_steps", steps=9, ends="L"),
     "octax:brix": Case(
-        step=octax, limit="max_num_steps_per_episodes", steps=5, ends="L", draws_starts=False
+        step=octax,
+        limit="max_num_steps_per_episodes",
+        steps=5,
+        ends="L",
+        draws_starts=False,
     ),
     "playground:CartpoleBalance": Case(step=physics, limit="episode_length", steps=3, ends="L"),
 }
@@ -172,7 +191,8 @@ def test_steps_and_ends_are_those_of_the_original_and_the_next_episode_begins_at
 
 
 @pytest.mark.parametrize(
-    "name", [*OFFLINE_IDS, *CASES, "jumanji:Game2048-v1", "jumanji:LevelBasedForaging-v0"]
+    "name",
+    [*OFFLINE_IDS, *CASES, "jumanji:Game2048-v1", "jumanji:LevelBasedForaging-v0"],
 )
 def test_an_update_can_be_traced_and_states_can_be_saved(name):
     """Tracing raises where shapes or types do not fit."""
@@ -190,7 +210,8 @@ def test_an_update_can_be_traced_and_states_can_be_saved(name):
     state = jax.eval_shape(programs.init, arrays_of(args.members, 1))
     jax.eval_shape(programs.update, state, np.int32(1))
     host = jax.tree.map(
-        lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(key_data, state.actors.env_state)
+        lambda x: np.zeros(x.shape, x.dtype),
+        jax.eval_shape(key_data, state.actors.env_state),
     )
     assert same_bits(unflatten(flatten(host), host), host)
     if name.startswith(

@@ -59,11 +59,13 @@ def finished_episodes(reward: np.ndarray, done: np.ndarray) -> np.ndarray:
     """
     found = []
     ret = np.zeros(N)
-    length = np.where(np.arange(N) == 0, -np.inf, 0)
+    is_first = np.arange(N) == 0
+    length = np.where(is_first, -np.inf, 0)
     for reward_t, done_t in zip(reward, done, strict=True):
         ret = ret + reward_t
         length = length + 1
-        found += [(ret[n], length[n]) for n in np.flatnonzero(done_t & (length > 0))]
+        ended = np.flatnonzero(done_t & (length > 0))
+        found += [(ret[n], length[n]) for n in ended]
         ret = np.where(done_t, 0, ret)
         length = np.where(done_t, 0, length)
     return np.array(found).reshape(-1, 2)
@@ -79,10 +81,10 @@ def test_episode_statistics_equal_numpy(devices):
     """
     random = np.random.default_rng(0)
     updates = 12
-    reward = random.normal(size=(updates * T, N)).astype(np.float32)
-    done = (
-        random.random((updates * T, N)) < np.repeat([0, 0.1, 0.3, 0.6, 1.0, 0.05] * 2, T)[:, None]
-    )
+    rewards = random.normal(size=(updates * T, N))
+    reward = rewards.astype(np.float32)
+    chances = np.repeat([0, 0.1, 0.3, 0.6, 1.0, 0.05] * 2, T)
+    done = random.random((updates * T, N)) < chances[:, None]
     info = np.where(
         random.random(reward.shape) < 0.2,
         random.normal(size=reward.shape) - 5,
@@ -93,7 +95,11 @@ def test_episode_statistics_equal_numpy(devices):
 
     @jax.jit
     def count(tracker, recent, steps):
-        steps = jax.tree.map(lambda x: x.reshape(T, devices, -1), steps)
+
+        def split(x):
+            return x.reshape(T, devices, -1)
+
+        steps = jax.tree.map(split, steps)
         count = jax.vmap(
             count_episodes,
             in_axes=(0, None, 1),
@@ -101,8 +107,15 @@ def test_episode_statistics_equal_numpy(devices):
         )
         return count(tracker, recent, steps)
 
-    tracker = jax.tree.map(lambda *x: jnp.concatenate(x), new_tracker(1, True), new_tracker(N - 1))
-    tracker = jax.tree.map(lambda x: x.reshape(devices, -1), tracker)
+    def joined(*x):
+        return jnp.concatenate(x)
+
+    tracker = jax.tree.map(joined, new_tracker(1, True), new_tracker(N - 1))
+
+    def sharded(x):
+        return x.reshape(devices, -1)
+
+    tracker = jax.tree.map(sharded, tracker)
     recent = new_recent()
     so_far = None
     whole = []
@@ -123,7 +136,8 @@ def test_episode_statistics_equal_numpy(devices):
             recent,
             steps._replace(info={f"x{kind}": info[rows] for kind in KINDS}),
         )
-        assert all(same_bits(x[0], x[i]) for x in jax.tree.leaves(replicas) for i in range(devices))
+        leaves = jax.tree.leaves(replicas)
+        assert all(same_bits(x[0], x[i]) for x in leaves for i in range(devices))
         recent, new = jax.tree.map(lambda x: x[0], replicas)
         so_far = so_far + new if update else new
         metrics = recent_metrics(recent) | new.metrics()
@@ -152,11 +166,10 @@ def test_episode_statistics_equal_numpy(devices):
             rtol=1e-4,
             atol=1e-5,
         )
-        expected = {
-            f"{name}_last100": x
-            for name, x in zip(("return", "length"), window.mean(axis=0), strict=True)
-        }
-        for name, x in zip(("return", "length"), fresh.T, strict=True):
+        means = zip(("return", "length"), window.mean(axis=0), strict=True)
+        expected = {f"{name}_last100": x for name, x in means}
+        columns = zip(("return", "length"), fresh.T, strict=True)
+        for name, x in columns:
             expected |= (
                 {name: x.mean(), f"{name}_min": x.min(), f"{name}_max": x.max()} if len(x) else {}
             )
@@ -193,8 +206,10 @@ def test_reported_returns_are_raw_and_of_whole_episodes_and_exactly_eval_episode
     rows = metric_rows(result.run_dir)
     assert len(rows) == 5
     for row in rows:
-        assert {row[f"episode/length{end}"] for end in ("", "_min", "_max", "_last100")} == {7}
-        assert [row[f"episode/return{end}"] % 7 for end in ("_min", "_max")] == [0, 0]
+        lengths = {row[f"episode/length{end}"] for end in ("", "_min", "_max", "_last100")}
+        assert lengths == {7}
+        rests = [row[f"episode/return{end}"] % 7 for end in ("_min", "_max")]
+        assert rests == [0, 0]
         assert (
             7 * 3000
             > row["episode/return_max"]
@@ -228,9 +243,11 @@ def counting_update(state):
     odd = {"odd": value, "odd_max": -value, "odd_last": -value}
     tally = MetricSums.of(metrics)
     for due, rare in ((state % 2 == 1, odd), (False, {"never": value, "never_max": value})):
-        tally |= MetricSums.of(
-            update_if(jnp.bool_(due), lambda state, rare=rare: (state, rare), state)[1]
-        )
+
+        def keep(state, rare=rare):
+            return (state, rare)
+
+        tally |= MetricSums.of(update_if(jnp.bool_(due), keep, state)[1])
     return state + 1, tally, episodes
 
 
@@ -263,7 +280,8 @@ def test_repeat_puts_metrics_together_and_finds_the_first_broken_update_of_each_
     wanted |= dict.fromkeys(("value_last", "odd_last"), wanted["value_min"])
     assert {name: metrics[name].tolist() for name in wanted} == wanted
     assert np.isnan([metrics["never"], metrics["never_max"]]).all()
-    assert [counts[name].tolist() for name in ("value", "odd", "never")] == [
+    found = [counts[name].tolist() for name in ("value", "odd", "never")]
+    assert found == [
         [6] * 3,
         [3] * 3,
         [0] * 3,
@@ -300,37 +318,51 @@ def test_several_calls_of_a_row_are_put_together_as_one_call_would_do_it():
         together = functools.reduce(lambda older, newer: older.followed_by(newer), parts)
         assert together.updates == whole.updates
         assert together.metrics.keys() == whole.metrics.keys()
-        for wanted, found in zip(whole[:3], together[:3], strict=True):
-            jax.tree.map(lambda x, y: assert_allclose(x, y, rtol=1e-6), wanted, found)
+        pairs = zip(whole[:3], together[:3], strict=True)
+        for wanted, found in pairs:
+
+            def compare(x, y):
+                return assert_allclose(x, y, rtol=1e-6)
+
+            jax.tree.map(compare, wanted, found)
 
 
 def test_metrics_are_those_of_the_samples_of_all_devices_and_of_all_steps_that_count():
     def of_share(x):
+        values = {"x": x.mean(), "x_sum": x.sum(), "x_max": x.max(), "x_min": x.min()}
         return across_devices(
             x.mean(),
-            {"x": x.mean(), "x_sum": x.sum(), "x_max": x.max(), "x_min": x.min()},
+            values,
         )
 
     grads, metrics = over_devices(of_share, 4, np.arange(8.0) - 5)
     wanted = {"x": -1.5, "x_sum": -12, "x_max": 2, "x_min": -5}
     assert grads.tolist() == [-1.5] * 4
-    assert {name: x.tolist() for name, x in metrics.items()} == {
-        name: [x] * 4 for name, x in wanted.items()
-    }
+    found = {name: x.tolist() for name, x in metrics.items()}
+    assert found == {name: [x] * 4 for name, x in wanted.items()}
+
+    def merge(x):
+        return mean_metrics_over_devices(jax.tree.map(lambda x: x[0], x))
+
     again = over_devices(
-        lambda x: mean_metrics_over_devices(jax.tree.map(lambda x: x[0], x)),
+        merge,
         4,
         metrics,
     )
     assert same_bits(again, metrics), "what is the same everywhere stays so"
+
+    def own_metrics(x):
+        return mean_metrics_over_devices({"x": x[0], "x_max": x[0]})
+
     own = over_devices(
-        lambda x: mean_metrics_over_devices({"x": x[0], "x_max": x[0]}),
+        own_metrics,
         4,
         np.arange(4.0),
     )
     assert [x.tolist() for x in own.values()] == [[1.5] * 4, [3.0] * 4]
 
-    steps = dict.fromkeys(("x", "x_sum", "x_max", "x_min", "x_last"), np.arange(8.0) - 5)
+    names = ("x", "x_sum", "x_max", "x_min", "x_last")
+    steps = dict.fromkeys(names, np.arange(8.0) - 5)
     assert over_steps(steps) == wanted | {"x_last": 2}
     assert over_steps(steps, np.arange(8) < 3) == {
         "x": -4,
@@ -343,7 +375,8 @@ def test_metrics_are_those_of_the_samples_of_all_devices_and_of_all_steps_that_c
 
 def test_counts_stay_exact_in_metrics_and_what_is_not_finite_is_null():
     assert jsonable(np.int32(123_456_789)) == 123_456_789
-    assert jsonable(np.array([np.nan, 2.5, np.inf])) == [None, 2.5, None]
+    numbers = np.array([np.nan, 2.5, np.inf])
+    assert jsonable(numbers) == [None, 2.5, None]
 
 
 def test_training_time_is_without_evaluation_and_saving(monkeypatch):
@@ -366,11 +399,13 @@ def test_training_time_is_without_evaluation_and_saving(monkeypatch):
 
 
 def arrays(step: int = 0) -> Arrays:
+    w = np.arange(6, dtype=np.float32).reshape(2, 3) + step
     learner = {
-        "w": np.arange(6, dtype=np.float32).reshape(2, 3) + step,
+        "w": w,
         "updates": np.asarray(step, np.int32),
     }
-    envs = {"key": np.array([[1, 2]], np.uint32), "nothing": np.zeros((0, 3), np.float32)}
+    key = np.array([[1, 2]], np.uint32)
+    envs = {"key": key, "nothing": np.zeros((0, 3), np.float32)}
     return {f"learner/{name}": x for name, x in learner.items()} | {
         f"envs/{name}": x for name, x in envs.items()
     }
@@ -378,8 +413,10 @@ def arrays(step: int = 0) -> Arrays:
 
 def saved(directory, steps, evaluations=None, **policy) -> Checkpoints:
     checkpoints = Checkpoints(directory, **policy)
-    for step, evaluation in zip(steps, evaluations or [None] * len(steps), strict=True):
-        checkpoints.save(step, arrays(step), evaluation and [evaluation - 1, evaluation + 1])
+    values = evaluations or [None] * len(steps)
+    for step, evaluation in zip(steps, values, strict=True):
+        returns = evaluation and [evaluation - 1, evaluation + 1]
+        checkpoints.save(step, arrays(step), returns)
     checkpoints.wait()
     return checkpoints
 
@@ -393,7 +430,8 @@ def test_sha256_sees_every_name_type_shape_and_bit():
         {"a": a},
         {"a": a.astype(np.uint32), "b": b},
     ]
-    variants += [{"a": a.reshape(2, 2), "b": b}, {"a": a, "b": np.nextafter(b, np.float32(2))}]
+    rounded = np.nextafter(b, np.float32(2))
+    variants += [{"a": a.reshape(2, 2), "b": b}, {"a": a, "b": rounded}]
     assert len({sha256(variant) for variant in variants}) == len(variants)
     assert sha256({"b": b, "a": a}) == sha256(variants[0])
 
@@ -403,7 +441,8 @@ def test_a_checkpoint_that_does_not_fit_names_the_array_and_an_unreadable_one_is
 ):
     checkpoints = saved(tmp_path / "c", [1, 2], [9.0, 1.0])
     some = {"learner/w": arrays(2)["learner/w"]}
-    assert checkpoints.load(some, ("learner/w",))[1].keys() == some.keys()
+    loaded = checkpoints.load(some, ("learner/w",))
+    assert loaded[1].keys() == some.keys()
     monkeypatch.setattr("orbax.checkpoint.v1.load", lambda *_: pytest.fail("it was read"))
     changes = (
         {"w": np.zeros((2, 4), np.float32)},
@@ -445,8 +484,10 @@ def test_keeping_the_best_checkpoint(tmp_path):
     )
     assert checkpoints.steps() == [2, 5]
     assert checkpoints.best() == (2, [8.0, 10.0])
-    assert Checkpoints(tmp_path / "best", keep=1, keep_best=True).best() == checkpoints.best()
-    assert saved(tmp_path / "newest", range(1, 6), evaluations, keep=1).steps() == [5]
+    best = Checkpoints(tmp_path / "best", keep=1, keep_best=True).best()
+    assert best == checkpoints.best()
+    newest = saved(tmp_path / "newest", range(1, 6), evaluations, keep=1)
+    assert newest.steps() == [5]
     added = saved(tmp_path / "added", [1], keep=2, keep_best=True)
     assert added.best() == (0, [])
     added.add_evaluation(1, [8.0, 10.0])
@@ -503,7 +544,8 @@ def test_devices_divide_the_environments_and_pay_off():
     ):  # JAX has eight
         with pytest.raises(UsageError, match=f"--num-devices {request[0]}"):
             choose_devices(*request)
-    assert choose_roles((1,), (0, 2)) == ([jax.devices()[1]], [jax.devices()[0], jax.devices()[2]])
+    learners = [jax.devices()[0], jax.devices()[2]]
+    assert choose_roles((1,), (0, 2)) == ([jax.devices()[1]], learners)
     assert choose_roles((), ()) == ([jax.devices()[0]],) * 2
     with pytest.raises(UsageError, match="no device 8"):
         choose_roles((8,), ())
@@ -537,7 +579,8 @@ def test_an_episode_counts_once_although_its_environment_goes_on():
 
 def test_a_step_draws_nothing_that_the_reset_has_drawn():
     reset_key, *others = episode_keys(jax.random.key(0))
-    drawn = jax.vmap(lambda key: jax.random.split(key, 8))(jax.random.split(reset_key, 8))
+    keys = jax.random.split(reset_key, 8)
+    drawn = jax.vmap(lambda key: jax.random.split(key, 8))(keys)
     of_steps = [jax.random.fold_in(key, step) for key in others for step in range(8)]
     drawn = [
         reset_key,
@@ -658,7 +701,8 @@ def test_convolutions_are_those_of_xla(size, stride, more):
         )
         + bias
     )
-    assert relative_difference(jnp.moveaxis(x, (-1, 0), (0, -1)), wanted) < 1e-5
+    found = jnp.moveaxis(x, (-1, 0), (0, -1))
+    assert relative_difference(found, wanted) < 1e-5
 
 
 @pytest.mark.parametrize("encoder", ["small", "nature", "impala", "flat"])
@@ -667,8 +711,9 @@ def test_each_image_has_its_own_features_and_none_has_none(encoder):
     drawn.
     """
     images = jax.random.normal(jax.random.key(0), (2, 3, 10, 10, 4))
+    image_box = Box(np.zeros((10, 10, 4)), np.ones((10, 10, 4)), (10, 10, 4))
     torso = Torso(
-        Box(np.zeros((10, 10, 4)), np.ones((10, 10, 4)), (10, 10, 4)),
+        image_box,
         (5, 6),
         "relu",
         None,
@@ -678,13 +723,19 @@ def test_each_image_has_its_own_features_and_none_has_none(encoder):
 
     @jax.jit
     def features_of(images):
-        seen = jax.grad(lambda x: torso.apply(params, x).sum())(images)
-        return (*(torso.apply(params, x) for x in (images, images[1, 2], images[:0])), seen)
+
+        def total(x):
+            return torso.apply(params, x).sum()
+
+        seen = jax.grad(total)(images)
+        outputs = (torso.apply(params, x) for x in (images, images[1, 2], images[:0]))
+        return (*outputs, seen)
 
     features, alone, none, seen = features_of(images)
     assert (features.shape, none.shape) == ((2, 3, 6), (0, 3, 6))
     assert relative_difference(features[1, 2], alone) < 1e-5
-    assert jnp.all(jnp.any(seen != 0, axis=(0, 1, 4))), "every pixel counts"
+    is_seen = jnp.any(seen != 0, axis=(0, 1, 4))
+    assert jnp.all(is_seen), "every pixel counts"
     # Which has no layer before the hidden ones
     assert ("Features_0" in params["params"]) == (encoder != "flat")
 
@@ -723,7 +774,8 @@ def test_an_override_that_is_no_field_of_a_torso_is_refused_with_those_that_ther
 
 def test_a_torso_without_hidden_layers_gives_its_features():
     torso = Torso.of(FLAGS, VECTOR, hidden_sizes=())
-    assert torso.init_with_output(jax.random.key(0), jnp.ones((2, 4, 3)))[0].shape == (2, 4, 3)
+    out = torso.init_with_output(jax.random.key(0), jnp.ones((2, 4, 3)))[0]
+    assert out.shape == (2, 4, 3)
 
 
 def test_statistics_saved_by_an_older_version_go_on_with_zeros_for_what_it_did_not_save(tmp_path):

@@ -65,7 +65,8 @@ SCRIPT = ROOT / "algos" / "appo_pmap.py"
 def steps(name: str, count: int, **more: Any) -> tuple[Any, list[Any]]:
     """The first observations, and what `count` steps with action 0 or zeros return."""
     envs = make_host(name, num_envs=2, seed=3, **more)
-    action = np.zeros((2, *envs.spec.action_space.shape), np.int32)
+    shape = (2, *envs.spec.action_space.shape)
+    action = np.zeros(shape, np.int32)
     first = envs.reset()
     outputs = [envs.step(action) for _ in range(count)]
     envs.close()
@@ -130,13 +131,15 @@ def test_parts_of_one_name_are_refused(inner):
         "Dict": (gymnasium.spaces.Dict({"b": leaf}), "a/b"),
         "Tuple": (gymnasium.spaces.Tuple((leaf, leaf)), "a/1"),
     }[inner]
-    assert convert(gymnasium.spaces.Dict({"a": part, "b": leaf, "/c": leaf}), "observation space")
+    nested = gymnasium.spaces.Dict({"a": part, "b": leaf, "/c": leaf})
+    assert convert(nested, "observation space")
     with pytest.raises(ValueError, match=name):
         convert(gymnasium.spaces.Dict({"a": part, name: leaf}), "observation space")
 
 
 def test_a_space_of_one_of_several_is_refused():
-    space = gymnasium.spaces.OneOf((gymnasium.spaces.Discrete(2), gymnasium.spaces.Box(0, 1, (1,))))
+    parts = (gymnasium.spaces.Discrete(2), gymnasium.spaces.Box(0, 1, (1,)))
+    space = gymnasium.spaces.OneOf(parts)
     for kind in ("observation space", "action space"):
         with pytest.raises(ValueError, match="not supported"):
             convert(space, kind)
@@ -159,11 +162,13 @@ def test_a_reset_within_the_step_leaves_the_final_observation_and_its_numbers(
         assert out.valid.all()
         assert (out.truncated == (number == 7 and not terminates)).all()
         assert (out.terminated == (number == 7 and terminates)).all()
-        assert_array_equal(out.final_obs, np.stack([episode + (number > 7), [time] * 2], 1))
+        final = np.stack([episode + (number > 7), [time] * 2], 1)
+        assert_array_equal(out.final_obs, final)
         assert_array_equal(out.obs[:, 1], [number % 7] * 2)
         assert out.numbers("time").tolist() == [time] * 2
         assert out.numbers("even").tolist() == [time % 2 == 0] * 2
-        assert out.numbers("end").tolist() == [70] * 2 * (number == 7)
+        expected = [70] * 2 * (number == 7)
+        assert out.numbers("end").tolist() == expected
         assert not len(out.numbers("all"))
         assert not len(out.numbers("text"))
     assert_array_equal(outputs[6].obs[:, 0], episode + 1)
@@ -174,10 +179,13 @@ def test_a_reset_within_the_step_leaves_the_final_observation_and_its_numbers(
 def test_a_reset_in_a_step_of_its_own_is_not_valid(name):
     first, outputs = steps(name, 12, env_params='{"max_episode_steps": 5}', vectorization="vector")
     if "envpool" in name:  # numbers in infos are those of valid steps
-        assert [len(out.numbers("elapsed_step")) for out in outputs[:7]] == [2, 2, 2, 2, 2, 0, 2]
+        counts = [len(out.numbers("elapsed_step")) for out in outputs[:7]]
+        assert counts == [2, 2, 2, 2, 2, 0, 2]
     assert all(out.final_obs is None for out in outputs)
-    assert_array_equal([out.truncated.all() for out in outputs], [i % 6 == 4 for i in range(12)])
-    assert_array_equal([out.valid.all() for out in outputs], [i % 6 != 5 for i in range(12)])
+    truncated = [out.truncated.all() for out in outputs]
+    assert_array_equal(truncated, [i % 6 == 4 for i in range(12)])
+    valid = [out.valid.all() for out in outputs]
+    assert_array_equal(valid, [i % 6 != 5 for i in range(12)])
     assert (outputs[5].reward == 0).all()
     assert (np.abs(outputs[5].obs) <= 0.05).all()  # where CartPole begins
     assert (np.abs(outputs[4].obs) > 0.05).any()  # the true next observation
@@ -207,31 +215,33 @@ OF_ACTIONS = {
 def test_actions_are_elements_of_the_declared_space_at_the_environment_and_from_a_policy(space):
     """Networks may give anything: numbers far beyond all bounds, and every choice."""
     conversion = Conversion("odd", gymnasium.spaces.Discrete(2), space)
-    ours = EnvSpec.from_json(json.loads(json.dumps(conversion.spec.to_json())))
+    text = json.dumps(conversion.spec.to_json())
+    ours = EnvSpec.from_json(json.loads(text))
 
     def act(learner, obs, key):
         def chosen(leaf):
             if isinstance(leaf, Box):
-                return jnp.linspace(-999.0, 999.0, 4 * math.prod(leaf.shape)).reshape(4, -1)
-            picks = jnp.stack([jnp.array([0, n - 1, n - 1, 0]) for n in leaf.nvec], axis=-1)
+                count = 4 * math.prod(leaf.shape)
+                return jnp.linspace(-999.0, 999.0, count).reshape(4, -1)
+            bounds = [jnp.array([0, n - 1, n - 1, 0]) for n in leaf.nvec]
+            picks = jnp.stack(bounds, axis=-1)
             return picks[:, 0] if isinstance(leaf, Discrete) else picks
 
         return map_leaves(chosen, ours.action_space)
 
     raw = act(None, None, None)
     batched = gymnasium.vector.utils.batch_space(space, 4)
-    at_environment = list(
-        gymnasium.vector.utils.iterate(batched, conversion.actions(jax.device_get(raw)))
-    )
-    from_policy = Policy(OnPolicy(init=None, explore=None, update=None, act=act), (), ours)(
-        np.zeros(4, int)
-    )
+    converted = conversion.actions(jax.device_get(raw))
+    at_environment = list(gymnasium.vector.utils.iterate(batched, converted))
+    algorithm = OnPolicy(init=None, explore=None, update=None, act=act)
+    from_policy = Policy(algorithm, (), ours)(np.zeros(4, int))
     assert len(at_environment) == 4
     for index, action in enumerate(at_environment):
         whole = jax.tree.map(np.asarray, action)
         assert space.contains(whole), action
         assert space.contains(jax.tree.map(lambda x: np.asarray(x[index]), from_policy))
-        assert jax.tree.map(lambda x: x.dtype, whole) == jax.tree.map(
+        dtypes = jax.tree.map(lambda x: x.dtype, whole)
+        assert dtypes == jax.tree.map(
             lambda x: np.asarray(x).dtype,
             space.sample(),
         )
@@ -243,7 +253,8 @@ def test_actions_are_shaped_clipped_and_cast():
         gymnasium.spaces.Discrete(2),
         gymnasium.spaces.Box(0, 5, (1,), np.int32),
     )
-    actions = whole.actions(np.array([[-0.2], [0.4], [0.6], [4.8], [9.0]], np.float32))
+    numbers = np.array([[-0.2], [0.4], [0.6], [4.8], [9.0]], np.float32)
+    actions = whole.actions(numbers)
     assert actions.dtype == np.int32 and actions.ravel().tolist() == [0, 0, 1, 5, 5], (
         "the nearest ones"
     )
@@ -269,10 +280,12 @@ def test_atari_frames_have_their_channels_last():
         num_envs=1,
         seed=5,
     )
-    assert_array_equal(envs.reset()[0], np.moveaxis(raw.reset()[0][0], 0, -1))
+    picture = np.moveaxis(raw.reset()[0][0], 0, -1)
+    assert_array_equal(envs.reset()[0], picture)
     for action in (2, 3, 2, 2):
         obs = envs.step(np.array([action])).obs
-        assert_array_equal(obs[0], np.moveaxis(raw.step(np.array([action]))[0][0], 0, -1))
+        picture = np.moveaxis(raw.step(np.array([action]))[0][0], 0, -1)
+        assert_array_equal(obs[0], picture)
     assert obs.shape[1:] == envs.spec.observation_space.shape == (84, 84, 4)
     assert obs.dtype == envs.spec.obs_dtype == np.uint8
 
@@ -309,7 +322,8 @@ def test_what_an_environment_has_started_ends_with_it(end, trouble, message, tmp
     """Also once it hangs, has ended, or has raised an error that cannot be sent to another
     process.
     """
-    params = json.dumps({"simulator": str(tmp_path / "simulator"), trouble or "limit": 1})
+    given = {"simulator": str(tmp_path / "simulator"), trouble or "limit": 1}
+    params = json.dumps(given)
     envs = make_host(TOYS + "Toy-v0", 1, 0, params, step_timeout=2.0)
     envs.reset()
     simulator = int((tmp_path / "simulator").read_text())
@@ -351,9 +365,8 @@ def test_runs_may_be_in_processes_of_other_programs(tmp_path):
         """
     program.write_text(textwrap.dedent(code))
     done = run_python(program)
-    assert done.stdout.split() == ["__main__", "(2,", "4)", "__mp_main__", "(2,", "4)", "True"], (
-        done.stderr
-    )
+    wanted = ["__main__", "(2,", "4)", "__mp_main__", "(2,", "4)", "True"]
+    assert done.stdout.split() == wanted, done.stderr
 
 
 def test_evaluations_count_whole_games_unless_told_otherwise():
@@ -394,7 +407,11 @@ def test_readers_see_whole_versions_only():
     found = set()
     slots = ParameterSlots([device])
     tree = [jnp.zeros((100, 100)) for _ in range(4)]
-    advance = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.tanh(x @ x) * 0 + x + 1, tree))
+
+    def slowly(tree):
+        return jax.tree.map(lambda x: jnp.tanh(x @ x) * 0 + x + 1, tree)
+
+    advance = jax.jit(slowly)
     slots.publish(0, tree)
 
     def read():
@@ -485,13 +502,20 @@ def test_rollouts_hang_together():
     rollouts = [part.rollout for part in parts]
     for before, after in itertools.pairwise(rollouts):
         assert_array_equal(before.obs[-1], after.obs[0])
-    whole = jax.tree.map(lambda *x: np.concatenate(x), *rollouts)
-    assert_array_equal(whole.truncated[:, 0], [step % 7 == 6 for step in range(24)])
-    assert_array_equal(whole.final_obs[:, 0, 1], [step % 7 + 1 for step in range(24)])
+
+    def joined(*x):
+        return np.concatenate(x)
+
+    whole = jax.tree.map(joined, *rollouts)
+    limits = [step % 7 == 6 for step in range(24)]
+    assert_array_equal(whole.truncated[:, 0], limits)
+    times = [step % 7 + 1 for step in range(24)]
+    assert_array_equal(whole.final_obs[:, 0, 1], times)
     assert_array_equal(whole.version[:, 0], np.arange(24))
     assert_array_equal(whole.extras["step"][:, 0], np.arange(24))
     assert_array_equal(whole.memory[:, 0], [0, 6, 5, 4])
-    assert [part.episodes for part in parts] == [[], *[[(7, 7), (7, 7)]] * 3]
+    episodes = [part.episodes for part in parts]
+    assert episodes == [[], *[[(7, 7), (7, 7)]] * 3]
 
 
 @pytest.mark.parametrize(
@@ -511,7 +535,8 @@ def test_masks_in_infos_and_parts_of_final_observations_are_observed(
     vectorization, toy, rest, first, later
 ):
     def mask(obs):
-        found = [part.tolist() for part in jax.tree.leaves(obs["action_mask"])]
+        masks = jax.tree.leaves(obs["action_mask"])
+        found = [part.tolist() for part in masks]
         assert all(of_one == of_other for of_one, of_other in found)
         return [of_one for of_one, _ in found]
 
@@ -522,10 +547,12 @@ def test_masks_in_infos_and_parts_of_final_observations_are_observed(
     assert mask(begun) == mask(outputs[6].obs) == first
     assert all(mask(out.obs) == later for out in outputs[:6])
     assert outputs[6].truncated.all()
-    assert all(set(part) == {1} for part in mask(outputs[6].final_obs)), "where nobody acts"
+    of_ends = mask(outputs[6].final_obs)
+    assert all(set(part) == {1} for part in of_ends), "where nobody acts"
     part, sign = ("obs", 1) if "obs" in rest else ("desired", -1)
     assert begun[part][:, 1].tolist() == outputs[6].obs[part][:, 1].tolist() == [0.0, 0.0]
-    assert outputs[6].final_obs[part][:, 1].tolist() == [7.0 * sign] * 2
+    final = outputs[6].final_obs[part]
+    assert final[:, 1].tolist() == [7.0 * sign] * 2
 
 
 @pytest.mark.parametrize("toy", ["Toy", "ReusingToys"])
@@ -537,7 +564,8 @@ def test_evaluations_remember_exactly_one_episode(toy):
 
     def act(seen, memory, keys):
         memory = np.where(seen.first, 0, memory)
-        seen_and_counted.extend(zip(seen.obs[:, -1], memory, strict=True))
+        pairs = zip(seen.obs[:, -1], memory, strict=True)
+        seen_and_counted.extend(pairs)
         return np.zeros(2, int), memory + 1
 
     with closing(
@@ -558,11 +586,13 @@ def test_evaluations_remember_exactly_one_episode(toy):
 
 def test_actors_copy_arrays_that_an_environment_uses_again_and_count_no_step_that_only_resets():
     parts = collect(actor_on(TOYS + "ReusingToys-v0", vectorization="vector"), 2)
-    assert [part.episodes for part in parts] == [[(3, 3), (5, 5)], [(3, 3), (3, 3), (5, 5)]]
+    lengths = [part.episodes for part in parts]
+    assert lengths == [[(3, 3), (5, 5)], [(3, 3), (3, 3), (5, 5)]]
     rollout = parts[0].rollout
     assert rollout.obs[:, 0, 0].tolist() == [0, 1, 2, 100, 0, 1, 2]
     assert rollout.terminated[:, 0].tolist() == [False, False, True, False, False, False]
-    assert rollout.valid[:, 0].tolist() == [True, True, True, False, True, True]
+    valid = rollout.valid[:, 0].tolist()
+    assert valid == [True, True, True, False, True, True]
 
 
 def test_a_worker_beyond_its_limit_is_stuck():
@@ -675,9 +705,11 @@ def test_a_reward_that_only_looks_like_a_number_is_refused(reward):
 
 def test_an_observation_that_leaves_numbers_out_is_refused():
     space = gymnasium.spaces.Box(-1, 1, (2,))
-    assert _element(space, np.ma.array([0.5, 1.0]), "obs").tolist() == [0.5, 1.0]
+    found = _element(space, np.ma.array([0.5, 1.0]), "obs")
+    assert found.tolist() == [0.5, 1.0]
     with pytest.raises(FailedEnvError, match="out"):
-        _element(space, np.ma.array([0.5, 1.0], mask=[True, False]), "obs")
+        hidden = np.ma.array([0.5, 1.0], mask=[True, False])
+        _element(space, hidden, "obs")
 
 
 def test_bytes_that_an_environment_gives_as_other_numbers_are_kept_or_refused():
@@ -719,8 +751,10 @@ def test_observations_of_a_vector_environment_are_an_array_of_numbers(obs):
 
 
 def test_rewards_and_ends_of_a_vector_environment_are_one_of_each():
-    assert of_each(np.ones((2, 1)), 2, "rewards").shape == (2,)
-    assert true_of_each([0, 1], 2, "terminated").tolist() == [False, True]
+    rewards = of_each(np.ones((2, 1)), 2, "rewards")
+    assert rewards.shape == (2,)
+    flags = true_of_each([0, 1], 2, "terminated")
+    assert flags.tolist() == [False, True]
     for values, what in (
         (np.ones(3), of_each),
         (None, of_each),
@@ -738,7 +772,8 @@ def test_of_infos_only_numbers_are_gathered(vectorization):
     assert sorted(outputs[6].numbers("number")) == [0.5, 1.0], "at the end of an episode"
     assert not len(outputs[0].numbers("huge"))
     assert not len(outputs[0].numbers("path"))
-    assert outputs[6].final_obs[:, 1].tolist() == [7.0, 7.0]
+    final = outputs[6].final_obs
+    assert final[:, 1].tolist() == [7.0, 7.0]
 
 
 def test_an_environment_that_hangs_at_the_first_look_is_given_up(tmp_path, monkeypatch):
@@ -935,7 +970,8 @@ def test_evaluations_have_parameters_of_their_own(tmp_path):
     result = train(tmp_path / "run", env_params='{"limit": 7}', eval_env_params='{"limit": 3}')
     assert result.evaluation["eval/length_mean"] == [3.0]
     assert rows(tmp_path / "run")[-1]["episode/length"] == 7
-    assert play.play(play.Args(run=str(tmp_path / "run"), env=TOY, episodes=2)).length.tolist() == [
+    episodes = play.play(play.Args(run=str(tmp_path / "run"), env=TOY, episodes=2))
+    assert episodes.length.tolist() == [
         3,
         3,
     ]
@@ -998,7 +1034,8 @@ def test_signals_leave_no_process_behind(number, code, tmp_path):
         below = children(process.pid)
         assert len(below) >= 8  # two actors with two environments each, which have simulators
         assert os.listdir(temporary)
-        for pid in (process.pid, *below[: None if number == signal.SIGINT else 0]):
+        others = below[: None if number == signal.SIGINT else 0]
+        for pid in (process.pid, *others):
             os.kill(pid, number)
         process.communicate(timeout=300)
         assert process.returncode == code
@@ -1096,7 +1133,8 @@ def test_numbers_in_their_range_reach_envpool():
     ],
 )
 def test_observations_of_64_bits_get_a_type_of_32_that_holds_their_bounds(low, high, dtype, wanted):
-    space = gymnasium.spaces.Dict({"part": gymnasium.spaces.Box(low, high, (1,), dtype)})
+    box = gymnasium.spaces.Box(low, high, (1,), dtype)
+    space = gymnasium.spaces.Dict({"part": box})
     spec = Conversion("E", space, gymnasium.spaces.Discrete(2)).spec
     assert spec.obs_dtype == {"part": wanted}
     assert EnvSpec.from_json(spec.to_json()).obs_dtype == spec.obs_dtype

@@ -55,9 +55,8 @@ NVEC = 4, 2
 
 
 def masked(logits, legal=LEGAL):
-    return Categoricals(jnp.asarray(logits, jnp.float32), NVEC, scalar=False).only(
-        jnp.asarray(legal)
-    )
+    policy = Categoricals(jnp.asarray(logits, jnp.float32), NVEC, scalar=False)
+    return policy.only(jnp.asarray(legal))
 
 
 def alone(row):
@@ -66,9 +65,12 @@ def alone(row):
     """
     rng = np.random.default_rng(row)
     logits = rng.normal(size=6)
-    choices = [np.flatnonzero(LEGAL[row, a:b]) for a, b in ((0, 4), (4, 6))]
-    parts = (part[legal] for part, legal in zip((logits[:4], logits[4:]), choices, strict=True))
-    return logits, [Categoricals(jnp.asarray(part), (len(part),), True) for part in parts], choices
+    components = ((0, 4), (4, 6))
+    choices = [np.flatnonzero(LEGAL[row, a:b]) for a, b in components]
+    pairs = zip((logits[:4], logits[4:]), choices, strict=True)
+    parts = (part[legal] for part, legal in pairs)
+    policies = [Categoricals(jnp.asarray(part), (len(part),), True) for part in parts]
+    return logits, policies, choices
 
 
 @pytest.mark.parametrize("row", range(3))
@@ -77,14 +79,16 @@ def test_a_masked_distribution_is_that_over_what_is_legal(row):
     policy = masked(logits, LEGAL[row])
     for measure in ("entropy", "symmetric_kl_to_uniform"):
         expected = sum(getattr(part, measure)() for part in parts)
-        assert float(getattr(policy, measure)()) == pytest.approx(float(expected), abs=1e-6)
+        found = float(getattr(policy, measure)())
+        assert found == pytest.approx(float(expected), abs=1e-6)
     for pick in np.ndindex(*map(len, choices)):
-        action = jnp.array([choice[i] for choice, i in zip(choices, pick, strict=True)])
+        indices = [choice[i] for choice, i in zip(choices, pick, strict=True)]
+        action = jnp.array(indices)
         expected = sum(part.log_prob(jnp.int32(i)) for part, i in zip(parts, pick, strict=True))
-        assert float(policy.log_prob(action)) == pytest.approx(float(expected), abs=1e-6)
-    assert policy.mode().tolist() == [
-        choice[int(part.mode())] for choice, part in zip(choices, parts, strict=True)
-    ]
+        found = float(policy.log_prob(action))
+        assert found == pytest.approx(float(expected), abs=1e-6)
+    best = [choice[int(part.mode())] for choice, part in zip(choices, parts, strict=True)]
+    assert policy.mode().tolist() == best
 
 
 @pytest.mark.parametrize("rising", [0, 1e-3])
@@ -93,12 +97,17 @@ def test_no_noise_picks_what_is_illegal(rising, monkeypatch, scale=1e4):
     sums rise.
     """
     cumsum = jnp.cumsum
+
+    def rising_sum(x, axis):
+        return cumsum(x, axis=axis) + rising * jnp.arange(x.shape[axis])
+
     monkeypatch.setattr(
         jnp,
         "cumsum",
-        lambda x, axis: cumsum(x, axis=axis) + rising * jnp.arange(x.shape[axis]),
+        rising_sum,
     )
-    noise = np.linspace(2**-24, 1 - 2**-24, 4001, dtype=np.float32)
+    largest = 1 - 2**-24
+    noise = np.linspace(2**-24, largest, 4001, dtype=np.float32)
     rng = np.random.default_rng(0)
     logits = scale * rng.normal(size=(100, 6))
     for legal in LEGAL:
@@ -125,11 +134,14 @@ def test_gradients_are_finite_and_none_reaches_what_is_illegal(legal):
         action = policy.sample(jnp.full(2, 0.7))
         return policy.entropy() + policy.log_prob(action) + policy.symmetric_kl_to_uniform()
 
-    value, gradient = jax.value_and_grad(measures)(jnp.array([3.0, -2.0, 50.0, 1.0, 0.0, 100.0]))
+    point = jnp.array([3.0, -2.0, 50.0, 1.0, 0.0, 100.0])
+    value, gradient = jax.value_and_grad(measures)(point)
     assert np.isfinite(value)
     assert np.isfinite(gradient).all()
-    assert not np.any(gradient[:4][~legal[:4]])
-    assert np.any(gradient[4:] != 0) == (not legal[4:].any())
+    of_illegal = gradient[:4][~legal[:4]]
+    assert not np.any(of_illegal)
+    moves = np.any(gradient[4:] != 0)
+    assert moves == (not legal[4:].any())
 
 
 def test_a_component_without_a_legal_choice_has_them_all():
@@ -146,7 +158,8 @@ def test_a_component_without_a_legal_choice_has_them_all():
             policy = masked(logits, legal)
             wanted = masked(logits, same)
             assert_array_equal(policy.logits, wanted.logits)
-            assert policy.mode().tolist() == wanted.mode().tolist()
+            best = wanted.mode().tolist()
+            assert policy.mode().tolist() == best
             assert float(policy.entropy()) == float(wanted.entropy())
 
 
@@ -155,7 +168,8 @@ def test_q_values_without_a_legal_action_are_those_without_a_mask(epsilon):
     """The mask of one action alone is honoured."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, 5)).astype(np.float32)
-    masks = np.array([[0, 0, 0], [1, 1, 1], [0, 1, 0]], bool)
+    table = [[0, 0, 0], [1, 1, 1], [0, 1, 0]]
+    masks = np.array(table, bool)
     head = QHead(Discrete(3))
     variables = head.init(jax.random.key(0), x)
     plain = head.apply(variables, x)
@@ -172,7 +186,8 @@ def test_q_values_without_a_legal_action_are_those_without_a_mask(epsilon):
 
 def test_parts_of_an_action_add_up():
     """Their log-probabilities, and their entropies; a mask is of those that have choices."""
-    space = Discrete(4), {"push": Box(np.full(2, -1.0), np.ones(2), (2,)), "turn": Discrete(2)}
+    push = Box(np.full(2, -1.0), np.ones(2), (2,))
+    space = Discrete(4), {"push": push, "turn": Discrete(2)}
     head = PolicyHead(space)
     legal = LEGAL
     rng = np.random.default_rng(0)
@@ -181,9 +196,11 @@ def test_parts_of_an_action_add_up():
     first, normal, second = policy.parts[0], *policy.parts[1].values()
     assert_array_equal(first.legal, legal[:, :4])
     assert_array_equal(second.legal, legal[:, 4:])
-    action = policy.sample(action_noise(jax.random.key(1), space, (3,)))
+    noise = action_noise(jax.random.key(1), space, (3,))
+    action = policy.sample(noise)
     parts = zip((first, normal, second), jax.tree.leaves(action), strict=True)
-    assert_allclose(policy.log_prob(action), sum(part.log_prob(x) for part, x in parts), rtol=1e-6)
+    log_prob = sum(part.log_prob(x) for part, x in parts)
+    assert_allclose(policy.log_prob(action), log_prob, rtol=1e-6)
     assert_allclose(
         policy.entropy(),
         first.entropy() + normal.entropy() + second.entropy(),
@@ -200,7 +217,8 @@ def test_every_component_of_an_action_needs_a_legal_choice():
         obs_dtype=None,
         action_space=MultiDiscrete(NVEC),
     )
-    masks = np.array([[1, 0, 0, 0, 0, 1], [1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1]], bool)
+    table = [[1, 0, 0, 0, 0, 1], [1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1]]
+    masks = np.array(table, bool)
     for row, stuck in enumerate((False, True, True)):
         acting = np.arange(3) == row
         with pytest.raises(FailedEnvError, match="E has a state") if stuck else nullcontext():
@@ -209,14 +227,19 @@ def test_every_component_of_an_action_needs_a_legal_choice():
 
 def test_random_actions_are_legal():
     """Those before a run that begins in the middle of episodes, and before SAC learns."""
-    space = Discrete(4), Box(np.full(2, -1.0), np.ones(2), (2,)), MultiDiscrete((2,))
+    box = Box(np.full(2, -1.0), np.ones(2), (2,))
+    space = Discrete(4), box, MultiDiscrete((2,))
     keys = jax.random.split(jax.random.key(0), 300)
     for legal in LEGAL:
-        choice, vector, component = jax.vmap(lambda key, legal=legal: sample(key, space, legal))(
-            keys
-        )
-        assert set(choice.tolist()) == set(np.flatnonzero(legal[:4]))
-        assert set(component.ravel().tolist()) == set(np.flatnonzero(legal[4:]))
+
+        def draw(key, legal=legal):
+            return sample(key, space, legal)
+
+        choice, vector, component = jax.vmap(draw)(keys)
+        allowed = set(np.flatnonzero(legal[:4]))
+        assert set(choice.tolist()) == allowed
+        allowed = set(np.flatnonzero(legal[4:]))
+        assert set(component.ravel().tolist()) == allowed
         assert vector.shape == (300, 2)
     env = wrap(Fussy())
     returns = reset_mid_episode(env, keys)[1]
@@ -238,27 +261,31 @@ class Closing(Fussy):
     parameters = ClosingParams()
 
     def reset_env(self, key, params):
-        state = ToyState(time=jnp.int32(0), episode=jax.random.randint(key, (), 0, 3 * 1000))
+        episode = jax.random.randint(key, (), 0, 3 * 1000)
+        state = ToyState(time=jnp.int32(0), episode=episode)
         return self.seen(state, params), state
 
     def step_env(self, key, state, action, params):
         _, after, _, ended, info = super().step_env(key, state, action, params)
         reward = 1.0 + 0.5 * action + jnp.sin(state.episode)
+        closes_early = (after.episode % 2 == 1) & (after.time == 5)
         return (
             self.seen(after, params),
             after,
             reward,
-            ended | (after.episode % 2 == 1) & (after.time == 5),
+            ended | closes_early,
             info,
         )
 
     def seen(self, state, params):
-        is_last = (state.time >= 7) | (state.episode % 2 == 1) & (state.time == 5)
-        last = jnp.stack(
-            [jnp.ones(3, bool), jnp.zeros(3, bool), jnp.arange(3) == state.episode % 3]
-        )[params.closes]
-        obs = jnp.stack([jnp.sin(state.episode), 0.1 * state.time])
-        return {"obs": obs, "action_mask": jnp.where(is_last, last, self.legal(state))}
+        is_closed = (state.episode % 2 == 1) & (state.time == 5)
+        is_last = (state.time >= 7) | is_closed
+        choices = [jnp.ones(3, bool), jnp.zeros(3, bool), jnp.arange(3) == state.episode % 3]
+        last = jnp.stack(choices)[params.closes]
+        numbers = [jnp.sin(state.episode), 0.1 * state.time]
+        obs = jnp.stack(numbers)
+        mask = jnp.where(is_last, last, self.legal(state))
+        return {"obs": obs, "action_mask": mask}
 
 
 CLOSING = {
@@ -292,7 +319,8 @@ def test_a_mask_without_a_legal_action_where_an_episode_ends_changes_nothing_tha
     opened, closed, narrow = (jax.tree.map(lambda x, i=i: x[i], learner) for i in range(3))
     assert same_bits(opened, closed)
     assert same_bits(opened, narrow) == (name in ("ppo", "memory"))
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(learner.params))
+    leaves = jax.tree.leaves(learner.params)
+    assert all(np.isfinite(x).all() for x in leaves)
     assert np.all(metrics["policy/legal_actions_min"] == 1)
 
 
@@ -325,7 +353,8 @@ class Stuck(Fussy):
     stuck = 4
 
     def legal(self, state):
-        return super().legal(state) & (state.time != self.stuck) & (state.time != 7)
+        is_open = state.time != self.stuck
+        return super().legal(state) & is_open & (state.time != 7)
 
 
 ALGORITHMS = {
@@ -357,17 +386,20 @@ def test_no_illegal_action_is_ever_taken(name, tmp_path):
     # Half of the largest entropy; one action is legal in two thirds of all states, and two in the
     # others
     assert bool(wanted) == (name == "sac")
-    assert wanted == pytest.approx([0.5 * np.log(2) / 3] * len(wanted), rel=0.3)
+    target = 0.5 * np.log(2) / 3
+    assert wanted == pytest.approx([target] * len(wanted), rel=0.3)
 
 
 @pytest.mark.slow
 def test_a_state_without_any_legal_action_ends_the_run(tmp_path):
     """But not at the end of an episode, where nobody acts."""
     with pytest.raises(TrainingError, match="legal_actions_min"):
-        ppo.train(small_args(env="test_masks:Stuck", run_dir=str(tmp_path / "run")))
+        args = small_args(env="test_masks:Stuck", run_dir=str(tmp_path / "run"))
+        ppo.train(args)
     env = Stuck()
     env.stuck = -1
-    assert ppo.train(small_args(run_dir=str(tmp_path / "end")), wrap(env)).status == "finished"
+    ended = ppo.train(small_args(run_dir=str(tmp_path / "end")), wrap(env))
+    assert ended.status == "finished"
 
 
 class Secretive(Pusher):
@@ -378,7 +410,8 @@ class Secretive(Pusher):
     observations = Dict({"obs": Pusher.observations, "privileged_state": Pusher.observations})
 
     def get_obs(self, state, params=None, key=None):
-        return dict.fromkeys(("obs", "privileged_state"), super().get_obs(state))
+        obs = super().get_obs(state)
+        return dict.fromkeys(("obs", "privileged_state"), obs)
 
 
 def values_of(module, args, env, learner, obs):
@@ -387,20 +420,23 @@ def values_of(module, args, env, learner, obs):
     actions = jnp.zeros((batch_shape(obs)[0], 1))
     if hasattr(module, "QFunction"):
         q_function = module.QFunction(args, env.observation_space, env.action_space)
-        return Ensemble(q_function, 2).apply(params.critics, obs, actions).mean()
+        critics = Ensemble(q_function, 2)
+        return critics.apply(params.critics, obs, actions).mean()
     first = jnp.ones((1, len(actions)), bool)
     memory = initial_memory("gru", 8, 1, len(actions))
     sequence = jax.tree.map(lambda x: x[None], obs)
     if module is appo:
         network = appo.Network(args, env.observation_space, env.action_space)
-        return network.apply(params, sequence, first, appo.Memory(memory, memory))[1]
+        both = appo.Memory(memory, memory)
+        return network.apply(params, sequence, first, both)[1]
     if module is ppo_rnn:
         return ppo_rnn.Critic(args, env.spec).apply(
             params.critic,
             Inputs(sequence, first, None),
             memory,
         )[0]
-    return ppo.Critic(args, env.spec).apply(params.critic, obs)
+    critic = ppo.Critic(args, env.spec)
+    return critic.apply(params.critic, obs)
 
 
 @pytest.mark.parametrize(
@@ -414,14 +450,16 @@ def test_critics_alone_see_what_is_privileged(module):
         "normalize_obs": True,
         "quiet": True,
     }
-    flags |= {"rnn": "gru", "rnn_size": 8} if module in (ppo_rnn, appo) else {}
+    is_recurrent = module in (ppo_rnn, appo)
+    flags |= {"rnn": "gru", "rnn_size": 8} if is_recurrent else {}
     args = module.Args(**flags)
     env = wrap(Secretive())
     algorithm = module.make_algorithm(args, env.spec)
     agent = with_memory(algorithm)
     learner = algorithm.init(jax.random.key(0), hparams_of(args))
     # Critics begin at zero
-    learner = learner.replace(params=jax.tree.map(lambda x: x + 0.1, learner.params))
+    moved = jax.tree.map(lambda x: x + 0.1, learner.params)
+    learner = learner.replace(params=moved)
     rng = np.random.default_rng(0)
     numbers = rng.normal(size=(3, 5, 2)).astype(np.float32)
     obs, other = ({"obs": numbers[0], "privileged_state": more} for more in numbers[1:])
@@ -445,13 +483,17 @@ def test_a_loaded_policy_does_not_ask_for_what_is_privileged(tmp_path):
     result = ppo.train(small_args(**run, total_timesteps=64))
     policy = load_policy(tmp_path)
     env = wrap(Secretive())
-    obs, _ = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 5))
+    keys = jax.random.split(jax.random.key(0), 5)
+    obs, _ = jax.vmap(env.reset)(keys)
     public = {name: part for name, part in obs.items() if name != "privileged_state"}
     assert_array_equal(policy(public), policy(obs))
     assert inputs_of(policy)["obs"].keys() == public.keys()
-    assert_array_equal(jax.jit(function_of(policy))(public), policy(public))
+    compiled = jax.jit(function_of(policy))
+    assert_array_equal(compiled(public), policy(public))
     # Which gives it all there is
-    episodes = play_episodes(env, policy, jax.random.split(jax.random.key(1), 4))
+    starts = jax.random.split(jax.random.key(1), 4)
+    episodes = play_episodes(env, policy, starts)
     assert policy.evaluation == result.evaluation["eval/return_mean"][0]
     assert np.isfinite(episodes.ret).all()
-    assert play(PlayArgs(str(tmp_path), episodes=2, env=run["env"])).ret.shape == (2,)
+    episodes = play(PlayArgs(str(tmp_path), episodes=2, env=run["env"]))
+    assert episodes.ret.shape == (2,)

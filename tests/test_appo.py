@@ -476,7 +476,8 @@ def test_resume_continues_with_the_same_learner(tmp_path):
     assert float(states[0].learner.obs_stats.count[0]) == 512
     assert rest.env_steps == 1280
     last = rows(folder)[-1]
-    assert (last["updates"], last["rollouts/trained"]) == (10, 12)
+    assert last["updates"] == 10
+    assert last["rollouts/trained"] == 12
 
 
 def test_commands_for_policies_know_host_environments(lockstep, tmp_path):
@@ -518,7 +519,8 @@ def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
         row["env_steps"]: row["eval/return_mean"] for row in rows_with("eval/length_mean", folder)
     }
     assert found == {1280: 5.0, 2560: 2.0, 21 * 128: 1.0}
-    assert (load_policy(folder, "best").step, load_policy(folder).step) == (1280, 21 * 128)
+    assert load_policy(folder, "best").step == 1280
+    assert load_policy(folder).step == 21 * 128
     assert load_policy(folder, 1280).evaluation == 5.0
 
 

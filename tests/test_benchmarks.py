@@ -44,12 +44,14 @@ def test_a_job_goes_on_where_it_was_cut_short_and_is_not_run_again(tmp_path, cap
     assert (
         in_process(*one.flags, "--run-dir", one.run_dir, "--stop-after", 4 * STEPS, "--quiet") == 0
     )
-    assert (one.done, one.steps()) == (False, 4 * STEPS)
+    assert one.done is False
+    assert one.steps() == 4 * STEPS
     failing = job(tmp_path, *SMALL, "--total-timesteps", STEPS, "--init-from", "nowhere")
     capsys.readouterr()
     assert run([one, failing]) == [failing]
     assert "--init-from nowhere ended with 2: error: " in capsys.readouterr().out
-    assert (one.done, one.steps()) == (True, 8 * STEPS)
+    assert one.done is True
+    assert one.steps() == 8 * STEPS
     assert [row["env_steps"] for row in read_rows(one.run_dir)] == list(
         range(STEPS, 9 * STEPS, STEPS)
     )
@@ -60,12 +62,10 @@ def test_a_job_goes_on_where_it_was_cut_short_and_is_not_run_again(tmp_path, cap
     # The same program again
     many_seeds.main(many_seeds.What(algorithm="ppo_pmap", flags=one.flags, threshold=1, runs=2))
     record = json.loads(capsys.readouterr().out)
-    assert (record["seeds"], record["learned"], record["lost"], len(record["final"])) == (
-        2,
-        2,
-        0,
-        2,
-    )
+    assert record["seeds"] == 2
+    assert record["learned"] == 2
+    assert record["lost"] == 0
+    assert len(record["final"]) == 2
     assert record["mean_by_step"].keys() == {str(8 * STEPS)}
     assert record["final"][0] != record["final"][1]
 
@@ -97,11 +97,9 @@ def test_learning_writes_what_came_of_all_seeds(tmp_path, monkeypatch):
     (run_dir,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
     rows = [row for row in read_rows(run_dir) if "eval/return_mean" in row]
     assert record["returns"] == [row["eval/return_mean"] for row in rows]
-    assert (record["env_steps"], record["seeds"], record["threshold"]) == (
-        [2048, 4096],
-        [100, 101],
-        475,
-    )
+    assert record["env_steps"] == [2048, 4096]
+    assert record["seeds"] == [100, 101]
+    assert record["threshold"] == 475
     assert len(record["env_steps_to_threshold"]) == 2
     assert record["flags"]["num_envs"] == 64
     assert {"jax", "python"} <= record["versions"].keys()
@@ -211,7 +209,9 @@ def test_the_best_possible_return_stands_in_the_table_and_in_the_picture(results
     records = benchmarks.records.load_records(path.parents[1])
     panels = {panel.title: panel for panel in report._curves(records, "seconds")}
     drawn = panels["CartPole-v1"].lines[-1]
-    assert (drawn.label, set(drawn.y), max(drawn.x)) == ("optimum", {7.25}, 20)
+    assert drawn.label == "optimum"
+    assert set(drawn.y) == {7.25}
+    assert max(drawn.x) == 20
     assert "optimum" not in {line.label for line in panels["Acrobot-v1"].lines}
 
 
@@ -428,7 +428,8 @@ def test_a_seed_keeps_its_own_curve_where_others_have_more_evaluations(tmp_path,
     }
     monkeypatch.setattr(benchmarks.records, "read_config", lambda _: config)
     one = record_of("appo_pmap", "CartPole-v1", jobs, 50)
-    assert (one["env_steps"], one["evaluations"]) == ([20, 50, 80, 100], [4, 2])
+    assert one["env_steps"] == [20, 50, 80, 100]
+    assert one["evaluations"] == [4, 2]
     assert_allclose(one["returns"], [[4, 4], [25, 40], [64, 76], [100, 100]], rtol=1e-6)
     assert_allclose(one["seconds"], [2, 5, 8, 10])
     assert "(2 of 4 evaluations)" in " ".join(report._row(one, []))

@@ -118,7 +118,8 @@ def test_a_run_prints_its_progress_and_the_command_that_continues_it(finished):
     assert sum(line.startswith("step ") for line in lines) >= 8
     assert process.stderr == ""
     words = shlex.split(lines[-1][lines[-1].index("python ") :])
-    assert (words[0], Path(words[1])) == ("python", SCRIPT)
+    assert words[0] == "python"
+    assert Path(words[1]) == SCRIPT
     args = parse(Args, [word if word != "some runs/first" else str(run_dir) for word in words[2:]])
     assert Path(args.resume) == run_dir
     assert args.total_timesteps > TOTAL
@@ -139,15 +140,16 @@ def test_the_run_directory_is_complete(finished):
     config = read_config(run_dir)
     result = read_result(run_dir)
     assert config["args"].keys() == {field.name for field in dataclasses.fields(Args.at())}
-    assert (config["algorithm"], config["args"]["num_envs"], config["args"]["hidden_sizes"]) == (
-        "ppo_pmap",
-        8,
-        [8],
-    )
+    assert config["algorithm"] == "ppo_pmap"
+    assert config["args"]["num_envs"] == 8
+    assert config["args"]["hidden_sizes"] == [8]
     assert {"pmaprl", "jax", "flax", "optax", "gymnax"} <= config["versions"].keys()
     assert config["command"][1:3] == ["--hidden-sizes", "8"]
-    assert (result["status"], result["env_steps"], result["updates"]) == ("finished", 1024, 16)
-    assert (len(result["eval/return_mean"]), result["eval/episodes"]) == (1, 8)
+    assert result["status"] == "finished"
+    assert result["env_steps"] == 1024
+    assert result["updates"] == 16
+    assert len(result["eval/return_mean"]) == 1
+    assert result["eval/episodes"] == 8
     assert result["wall_seconds"] > result["compile_seconds"] > 0 < result["steps_per_second"]
     assert len(bytes.fromhex(result["state_sha256"])) == 32
     assert Path(result["checkpoint"]).parts[-2:] == ("checkpoints", "1024")
@@ -213,16 +215,15 @@ def test_stop_and_resume_give_the_same_state(finished, workplace, monkeypatch):
     sliced = workplace / "sliced"
     assert in_process(*words, "--stop-after", "5e2") == 0
     result = read_result(sliced)
-    assert (result["status"], result["env_steps"], (sliced / "DONE").exists()) == (
-        "stopped",
-        512,
-        False,
-    )
+    assert result["status"] == "stopped"
+    assert result["env_steps"] == 512
+    assert not (sliced / "DONE").exists()
     (workplace / "link.py").symlink_to(SCRIPT)
     resumed = succeed(run_python("link.py", "--resume", "sliced", cwd=workplace))
     assert "changed" not in resumed.stdout
     result = read_result(sliced)
-    assert (result["status"], result["env_steps"]) == ("finished", 1024)
+    assert result["status"] == "finished"
+    assert result["env_steps"] == 1024
     assert result["state_sha256"] == read_result(finished[1])["state_sha256"]
     assert (sliced / "DONE").exists()
     assert checkpoint_steps(sliced) == sorted({*boundaries_passed(100, TOTAL, STEPS), 512, TOTAL})
@@ -382,7 +383,8 @@ def test_a_run_that_has_trained_everything_has_finished_and_goes_on_with_a_large
         "it is behind the present step"
     )
     assert in_process(*longer) == 0
-    assert (read_result(copy)["status"], read_result(copy)["env_steps"]) == ("finished", 2 * TOTAL)
+    assert read_result(copy)["status"] == "finished"
+    assert read_result(copy)["env_steps"] == 2 * TOTAL
 
 
 def test_a_resumed_run_keeps_its_flags_but_for_explicit_ones(copy):
@@ -390,8 +392,12 @@ def test_a_resumed_run_keeps_its_flags_but_for_explicit_ones(copy):
     config["args"]["env"] = "gymnax:CartPole-v1"
     (copy / "config.json").write_text(json.dumps(config))
     args = parse(Args, [f"--resume={copy}/../copy", "--gamma", "0.5", "--hidden-sizes", "4", "4"])
-    assert (args.env, args.gamma, args.hidden_sizes) == ("gymnax:CartPole-v1", 0.5, (4, 4))
-    assert (args.num_envs, args.num_minibatches, args.overwrite) == (8, 2, False)
+    assert args.env == "gymnax:CartPole-v1"
+    assert args.gamma == 0.5
+    assert args.hidden_sizes == (4, 4)
+    assert args.num_envs == 8
+    assert args.num_minibatches == 2
+    assert args.overwrite is False
     assert Path(args.run_dir).resolve() == copy
     words = (
         "--run-dir",
@@ -403,9 +409,12 @@ def test_a_resumed_run_keeps_its_flags_but_for_explicit_ones(copy):
         "0.5",
     )
     args = parse(Args, list(words))
-    assert (args.resume, args.num_envs, args.gamma) == (str(copy), 8, 0.5)
+    assert args.resume == str(copy)
+    assert args.num_envs == 8
+    assert args.gamma == 0.5
     args = parse(Args, [*words, "--no-resume-or-start"])
-    assert (args.resume, args.num_envs) == ("", Args.for_env(args.env).num_envs)
+    assert args.resume == ""
+    assert args.num_envs == Args.for_env(args.env).num_envs
     drawn = (copy / "curve.png").stat().st_mtime_ns
     assert in_process("--run-dir", copy, "--resume-or-start") == 0
     assert (copy / "curve.png").stat().st_mtime_ns == drawn, "a finished run is left as it is"
@@ -473,10 +482,8 @@ def test_a_run_does_not_mind_that_nobody_reads_its_output(end, tmp_path):
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr, len([*tmp_path.glob("runs/CartPole-v1__*/DONE")])) == (
-        0,
-        "",
-        1,
-    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert len([*tmp_path.glob("runs/CartPole-v1__*/DONE")]) == 1
     assert any((tmp_path / "told").glob("*-cache"))
     assert not (tmp_path / "home" / "pmaprl").exists()

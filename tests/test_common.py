@@ -155,7 +155,8 @@ def test_episode_statistics_equal_numpy(devices):
         whole = finished_episodes(reward[until], done[until])
         window = whole[-WINDOW:]
         fresh = whole[before:]
-        assert (recent.count, new.count["episode/return"]) == (len(window), len(fresh))
+        assert recent.count == len(window)
+        assert new.count["episode/return"] == len(fresh)
         if not len(whole):
             assert np.isnan(metrics["episode/return_last100"])
             assert np.isnan(metrics["episode/return"])
@@ -395,7 +396,9 @@ def test_training_time_is_without_evaluation_and_saving(monkeypatch):
         pass_time(2)
         pass_time(seconds, doing)
         assert clock.lap() == 2
-    assert (clock.trained, clock.since_begin, clock.wall) == (4, 12, 22)
+    assert clock.trained == 4
+    assert clock.since_begin == 12
+    assert clock.wall == 22
 
 
 def arrays(step: int = 0) -> Arrays:
@@ -470,7 +473,8 @@ def test_a_checkpoint_that_loads_but_is_not_what_was_saved_is_skipped(tmp_path, 
         patch.setattr("pmaprl.runs.checkpoints.checksums", lambda arrays: wrong)
         saved(tmp_path / "c", [20])
     step, _, damaged = Checkpoints(tmp_path / "c").load(arrays())
-    assert (step, len(damaged)) == (10, 1)
+    assert step == 10
+    assert len(damaged) == 1
 
 
 def test_keeping_the_best_checkpoint(tmp_path):
@@ -594,7 +598,8 @@ def test_a_step_draws_nothing_that_the_reset_has_drawn():
 
 def test_an_environment_without_a_time_limit_is_capped():
     returns, lengths = episodes(make_env("Endless"), constant(0), 1)
-    assert (lengths.tolist(), returns.tolist()) == ([DEFAULT_HORIZON], [2.5 * DEFAULT_HORIZON])
+    assert lengths.tolist() == [DEFAULT_HORIZON]
+    assert returns.tolist() == [2.5 * DEFAULT_HORIZON]
 
 
 class Beside:
@@ -640,10 +645,14 @@ def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
     for step in range(1, MOST_PENDING + 1):
         evaluations.begin(step, None)
         evaluations.poll()
-    assert (len(beside.begun), beside.played, warnings) == (MOST_PENDING, [], [])
+    assert len(beside.begun) == MOST_PENDING
+    assert beside.played == []
+    assert warnings == []
     stops += [lambda: False, lambda: False, lambda: beside.over.append(1) or True]
     evaluations.begin(MOST_PENDING + 1, None)
-    assert (len(beside.begun), beside.played, len(warnings)) == (MOST_PENDING, [], 1)
+    assert len(beside.begun) == MOST_PENDING
+    assert beside.played == []
+    assert len(warnings) == 1
     evaluations.begin(MOST_PENDING + 2, None)
     assert len(beside.begun) == MOST_PENDING + 1
     assert beside.played == [1]
@@ -732,7 +741,8 @@ def test_each_image_has_its_own_features_and_none_has_none(encoder):
         return (*outputs, seen)
 
     features, alone, none, seen = features_of(images)
-    assert (features.shape, none.shape) == ((2, 3, 6), (0, 3, 6))
+    assert features.shape == (2, 3, 6)
+    assert none.shape == (0, 3, 6)
     assert relative_difference(features[1, 2], alone) < 1e-5
     is_seen = jnp.any(seen != 0, axis=(0, 1, 4))
     assert jnp.all(is_seen), "every pixel counts"

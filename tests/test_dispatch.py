@@ -142,7 +142,8 @@ def test_the_next_updates_are_dispatched_before_those_under_way_are_done(tmp_pat
     plain = start(tmp_path / "plain", **flags)
     device = Device(monkeypatch, num_updates=12)
     result = start(tmp_path / "device", **flags)
-    assert (device.starved, device.dispatched) == ([], 12)
+    assert device.starved == []
+    assert device.dispatched == 12
     assert result.state_sha256 == plain.state_sha256
     assert rows_without_times(tmp_path / "device") == rows_without_times(tmp_path / "plain")
     assert checkpoint_steps(tmp_path / "device") == [UPDATE * x for x in (2, 3, 4, 6, 8, 9, 10, 12)]
@@ -153,7 +154,9 @@ def test_the_host_waits_where_something_may_end_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr("test_dispatch.PATIENCE", 0.01)
     device = Device(monkeypatch, num_updates=12)
     result = start(tmp_path, eval_interval=4 * UPDATE, stop_at_return=0.0)
-    assert (result.status, result.env_steps, device.dispatched) == ("finished", 4 * UPDATE, 1)
+    assert result.status == "finished"
+    assert result.env_steps == 4 * UPDATE
+    assert device.dispatched == 1
 
 
 def test_a_long_row_is_dispatched_in_several_calls_and_is_the_same_row(tmp_path, monkeypatch):
@@ -163,7 +166,8 @@ def test_a_long_row_is_dispatched_in_several_calls_and_is_the_same_row(tmp_path,
     device = Device(monkeypatch, num_updates=12)
     monkeypatch.setattr(pmaprl.runs.run, "CALL_SECONDS", 0)
     parts = start(tmp_path / "parts", **flags)
-    assert (device.dispatched, device.starved) == (12, [])
+    assert device.dispatched == 12
+    assert device.starved == []
     assert parts.state_sha256 == whole.state_sha256
     together = zip(
         rows_without_times(tmp_path / "whole"),
@@ -185,7 +189,8 @@ def test_a_long_row_is_dispatched_in_several_calls_and_is_the_same_row(tmp_path,
 def test_a_run_can_end_within_a_long_row(tmp_path, monkeypatch):
     monkeypatch.setattr(RunArgs, "least_log_interval", UPDATE)
     result = start(tmp_path, max_seconds=1e-6, log_interval=10**9)
-    assert (result.status, result.env_steps) == ("stopped", UPDATE)
+    assert result.status == "stopped"
+    assert result.env_steps == UPDATE
     assert [row["env_steps"] for row in read_rows(tmp_path)][:1] == [UPDATE]
 
 

@@ -65,7 +65,9 @@ def test_n_step_returns_end_with_the_episode_and_cross_the_ring_s_end():
         ring, start = divmod(int(first), 100)
         last = next((t for t in (start, start + 1) if (terminated | truncated)[t, ring]), start + 2)
         rewards = reward[start : last + 1, ring]
-        assert (action, ended, reached) == (first, terminated[last, ring], obs[last, ring] + 0.5)
+        assert action == first
+        assert ended == terminated[last, ring]
+        assert reached == obs[last, ring] + 0.5
         assert total == pytest.approx(rewards @ gamma ** np.arange(len(rewards)), abs=1e-6)
         assert discount == pytest.approx(gamma ** len(rewards))
         starts.add((ring, start))

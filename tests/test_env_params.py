@@ -87,10 +87,8 @@ def test_members_train_in_their_environments_and_are_evaluated_in_the_one_given(
         r"member (\d): --seed (\d) --env-params '(.*)'",
         capsys.readouterr().out,
     ).groups()
-    assert (int(seed), json.loads(told)) == (
-        1 + int(member),
-        {"max_steps_in_episode": own[int(member)]},
-    )
+    assert int(seed) == 1 + int(member)
+    assert json.loads(told) == {"max_steps_in_episode": own[int(member)]}
     assert load_policy(tmp_path).config["args"]["env_params"] == given
     assert set(play(PlayArgs(str(tmp_path), episodes=3)).length.tolist()) == {4}
     groups = load(Selection(runs=(str(tmp_path),), by=(name,)), ["eval/return_mean"])

@@ -546,7 +546,8 @@ def save_envs(tmp_path, **_):
     stored = read(part.run_dir / "checkpoints" / str(2 * UPDATE))
     assert {name.split("/")[0] for name in stored} == {"learner", "run"}
     resumed = resume(part.run_dir)
-    assert (resumed.status, resumed.env_steps) == ("finished", whole.env_steps)
+    assert resumed.status == "finished"
+    assert resumed.env_steps == whole.env_steps
     assert resumed.state_sha256 != whole.state_sha256
 
 
@@ -556,7 +557,8 @@ def max_seconds(tmp_path, **_):
     """
     sliced = {"max_seconds": 1e-6, "log_interval": UPDATE}
     for result in (start(tmp_path, **sliced), resume(tmp_path, **sliced)):
-        assert (result.status, (tmp_path / "DONE").exists()) == ("stopped", False)
+        assert result.status == "stopped"
+        assert not (tmp_path / "DONE").exists()
     assert result.env_steps == 2 * UPDATE
 
 
@@ -565,18 +567,18 @@ def stop_at_return(tmp_path, **_):
     one.
     """
     result = start(tmp_path, eval_interval=UPDATE, stop_at_return=0.0)
-    assert (result.status, result.env_steps) == ("finished", UPDATE)
+    assert result.status == "finished"
+    assert result.env_steps == UPDATE
     assert result.evaluation["eval/return_mean"][0] > 0
     assert (tmp_path / "DONE").exists()
     assert checkpoint_steps(tmp_path) == [UPDATE]
     again = resume(tmp_path)
-    assert (again.status, again.env_steps, again.state_sha256) == (
-        "finished",
-        UPDATE,
-        result.state_sha256,
-    )
+    assert again.status == "finished"
+    assert again.env_steps == UPDATE
+    assert again.state_sha256 == result.state_sha256
     longer = resume(tmp_path, stop_at_return=1e6)
-    assert (longer.status, longer.env_steps) == ("finished", 96)
+    assert longer.status == "finished"
+    assert longer.env_steps == 96
 
 
 def gif(tmp_path, **_):
@@ -593,7 +595,8 @@ def tensorboard(tmp_path, monkeypatch, **_):
     assert scalars["learning_rate"][1] == 96
     assert isinstance(scalars["time/sps"][0], float)
     ((_, (name, text, step), _),) = [call for call in recorder.calls if call[0] == "add_text"]
-    assert (name, step) == ("config", 0)
+    assert name == "config"
+    assert step == 0
     assert '"num_envs": 4' in text
     assert recorder.calls[-1][0] == "close"
 
@@ -604,10 +607,14 @@ def wandb(tmp_path, monkeypatch, **_):
     monkeypatch.setenv("WANDB_NAME", "third try")
     start(tmp_path, wandb=True)
     (begin, _, about), *logged, (end, *_) = recorder.calls
-    assert (begin, end, about["config"]["args"]["num_envs"]) == ("init", "finish", 4)
+    assert begin == "init"
+    assert end == "finish"
+    assert about["config"]["args"]["num_envs"] == 4
     assert about.items() >= {"project": "pmaprl", "name": "third try"}.items()
     name, (row,), where = logged[-1]
-    assert (name, "loss/policy" in row, where) == ("log", True, {"step": 96})
+    assert name == "log"
+    assert "loss/policy" in row
+    assert where == {"step": 96}
 
 
 def benchmark(tmp_path, monkeypatch, capsys, **_):
@@ -615,11 +622,9 @@ def benchmark(tmp_path, monkeypatch, capsys, **_):
     capsys.readouterr()
     assert (start(benchmark=True, quiet=False).run_dir, [*tmp_path.iterdir()]) == (None, [])
     measured = json.loads(capsys.readouterr().out)
-    assert (measured["algorithm"], measured["command"], measured["num_envs"]) == (
-        "ppo_pmap",
-        sys.argv,
-        4,
-    )
+    assert measured["algorithm"] == "ppo_pmap"
+    assert measured["command"] == sys.argv
+    assert measured["num_envs"] == 4
     assert measured["steps_per_second"] > 0 < measured["compile_seconds"]
 
 
@@ -706,12 +711,10 @@ def test_every_flag_has_a_case():
 
 def test_a_recipe_is_a_set_of_defaults():
     own = sac.Args(recipe="crossq", adam_b1=0.9)
-    assert (own.recipe, own.adam_b1, own.critic_norm, sac.Args().critic_norm) == (
-        "crossq",
-        0.9,
-        "renorm",
-        "none",
-    )
+    assert own.recipe == "crossq"
+    assert own.adam_b1 == 0.9
+    assert own.critic_norm == "renorm"
+    assert sac.Args().critic_norm == "none"
     for same in (
         pickle.loads(pickle.dumps(own)),
         sac.Args.at(own.env)(**vars(own)),
@@ -720,11 +723,9 @@ def test_a_recipe_is_a_set_of_defaults():
         assert type(same) is type(own)
         assert vars(same) == vars(own)
     typed = parse(sac.Args, ["--recipe", "xqc", "--env", HOST, "--critic-hidden-sizes", "8", "9"])
-    assert (typed.critic_bins, typed.critic_hidden_sizes, isinstance(typed, sac.Args.at(HOST))) == (
-        101,
-        (8, 9),
-        True,
-    )
+    assert typed.critic_bins == 101
+    assert typed.critic_hidden_sizes == (8, 9)
+    assert isinstance(typed, sac.Args.at(HOST))
     assert all(
         f"(default: {value})" in help_text(type(own), None, "program")
         for value in ("crossq", "1024 1024")
@@ -924,11 +925,9 @@ def test_what_is_drawn_or_told_at_the_end_warns_where_it_fails(tmp_path, monkeyp
         total_timesteps=UPDATE,
     )
     stored = result_of(tmp_path)
-    assert (result.status, stored["status"], stored["state_sha256"]) == (
-        "finished",
-        "finished",
-        result.state_sha256,
-    )
+    assert result.status == "finished"
+    assert stored["status"] == "finished"
+    assert stored["state_sha256"] == result.state_sha256
     assert (tmp_path / "DONE").exists()
     assert capsys.readouterr().err.count("no paint left") == 3
 
@@ -941,7 +940,8 @@ def test_a_run_that_was_cut_short_before_its_last_evaluation_is_evaluated_on_res
     config = (tmp_path / "config.json").read_text()
     (tmp_path / "result.json").unlink()
     again = resume(tmp_path, gamma=0.5)
-    assert (again.status, again.state_sha256) == ("finished", result.state_sha256)
+    assert again.status == "finished"
+    assert again.state_sha256 == result.state_sha256
     assert all(
         result_of(tmp_path)[name] == before[name]
         for name in before
@@ -966,13 +966,15 @@ def test_a_callback_sees_every_row_and_ends_the_run(tmp_path):
     # The console shows it, too
     flags = BASE | {"log_interval": UPDATE, "run_dir": str(tmp_path), "quiet": False}
     result = ppo.train(small_args(**flags), callback=end_at_the_second)
-    assert (result.status, result.env_steps) == ("stopped", 2 * UPDATE)
+    assert result.status == "stopped"
+    assert result.env_steps == 2 * UPDATE
     assert seen == read_rows(tmp_path)
     assert [row["env_steps"] for row in seen] == [UPDATE, 2 * UPDATE, 2 * UPDATE]
     assert "eval/return_mean" in seen[-1]
     assert checkpoint_steps(tmp_path) == [2 * UPDATE]
     resumed = resume(tmp_path)
-    assert (resumed.status, resumed.state_sha256) == ("finished", start().state_sha256)
+    assert resumed.status == "finished"
+    assert resumed.state_sha256 == start().state_sha256
 
 
 def test_a_callback_that_raises_fails_the_run_which_resumes_as_if_it_had_not(tmp_path):
@@ -987,13 +989,12 @@ def test_a_callback_that_raises_fails_the_run_which_resumes_as_if_it_had_not(tmp
     flags = BASE | {"log_interval": UPDATE, "checkpoint_interval": UPDATE, "run_dir": str(tmp_path)}
     with pytest.raises(LookupError, match="a mistake of the user's"):
         ppo.train(small_args(**flags), callback=fail_at_the_third)
-    assert (result_of(tmp_path)["status"], result_of(tmp_path)["reason"][:11]) == (
-        "failed",
-        "LookupError",
-    )
+    assert result_of(tmp_path)["status"] == "failed"
+    assert result_of(tmp_path)["reason"][:11] == "LookupError"
     assert checkpoint_steps(tmp_path) == [UPDATE, 2 * UPDATE]
     resumed = resume(tmp_path)
-    assert (resumed.status, resumed.state_sha256) == ("finished", start().state_sha256)
+    assert resumed.status == "finished"
+    assert resumed.state_sha256 == start().state_sha256
     assert [row["env_steps"] for row in read_rows(tmp_path)] == [UPDATE, 2 * UPDATE, 3 * UPDATE]
 
 

@@ -261,10 +261,13 @@ def check_runs(case, moved_to_four, tmp_path, monkeypatch):
     assert algorithm not in (sac, dqn) or rows[-1]["gradient_updates"] == [(end - 32) // 8] * 2
 
     part = run("part", stop_after=stop * update)
-    assert (part.status, part.env_steps) == ("stopped", stop * update)
+    assert part.status == "stopped"
+    assert part.env_steps == stop * update
     shutil.copytree(part.run_dir, tmp_path / "other")
     same = algorithm.train(algorithm.Args.from_run(part.run_dir, quiet=True))
-    assert (same.status, same.env_steps, same.run_dir) == ("finished", end, part.run_dir)
+    assert same.status == "finished"
+    assert same.env_steps == end
+    assert same.run_dir == part.run_dir
     assert same.state_sha256 == whole.state_sha256 == result["state_sha256"] != part.state_sha256
     assert same_bits(same.params, whole.params)
     assert same.evaluation == whole.evaluation

@@ -239,10 +239,8 @@ def test_what_is_left_of_an_environment_without_velocities():
         whole, part = (
             env.step(key, env.reset(key)[1], jnp.ones(env.action_space.shape, int)) for env in envs
         )
-        assert (part.obs.tolist(), part.reward) == (
-            whole.obs[jnp.array(seen)].tolist(),
-            whole.reward,
-        )
+        assert part.obs.tolist() == whole.obs[jnp.array(seen)].tolist()
+        assert part.reward == whole.reward
 
 
 def test_the_beginning_of_an_episode_empties_the_memory_of_a_policy(trained):

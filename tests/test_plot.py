@@ -84,7 +84,8 @@ def test_few_seeds_have_a_range_and_no_interval():
     assert interval(few) is None
     assert spread(np.array([3.0])) is None
     found = spread(few)
-    assert (found.low, spread(few).high) == (3, 7)
+    assert found.low == 3
+    assert spread(few).high == 7
     assert "95%" not in spread(few).name
 
 
@@ -93,7 +94,8 @@ def test_the_interval_is_of_the_estimate():
     fives = np.full((2, 2), 5.0)
     assert_array_equal([same.low, same.high], fives)
     outlier = np.array([5.0] * 11 + [1000.0])  # 4 times among 12 in 1 of 70 resamples only
-    assert (interval(outlier).high, interval(outlier, kind="mean").high > 5) == (5, True)
+    assert interval(outlier).high == 5
+    assert interval(outlier, kind="mean").high > 5
     tasks = interval(np.zeros(5), np.ones(5), kind="mean")
     assert tasks.low == tasks.high == 0.5, "each task always has five of the ten"
 
@@ -106,15 +108,14 @@ def test_a_difference_is_paired_where_seeds_are_the_same():
     seeds = [1, 2, 3, 4, 5]
     shuffled = base[::-1] + 1
     paired = difference(shuffled, seeds[::-1], base, seeds)
-    assert (paired.value, paired.interval.low, paired.interval.high, paired.paired) == (
-        1,
-        1,
-        1,
-        True,
-    )
+    assert paired.value == 1
+    assert paired.interval.low == 1
+    assert paired.interval.high == 1
+    assert paired.paired is True
     unlike = [6, 7, 8, 9, 10]
     apart = difference(base + 1, unlike, base, seeds)
-    assert (apart.value, apart.paired) == (1, False)
+    assert apart.value == 1
+    assert apart.paired is False
     assert apart.interval.low < -50
     assert apart.interval.high > 50
 
@@ -220,11 +221,11 @@ def test_late_evaluations_keep_their_time(tmp_path):
     make_run(tmp_path / "a", logged)
     log = read_log(tmp_path / "a", [TRAINING, EVALUATION])
     assert log.series[TRAINING].wall.tolist() == [11, 12, 14]
-    assert (log.series[EVALUATION].steps.tolist(), log.series[EVALUATION].wall.tolist()) == (
-        [150],
-        [11.5],
-    )
-    assert (log.steps, log.wall_seconds, log.trained_seconds) == (300, 14, 6)
+    assert log.series[EVALUATION].steps.tolist() == [150]
+    assert log.series[EVALUATION].wall.tolist() == [11.5]
+    assert log.steps == 300
+    assert log.wall_seconds == 14
+    assert log.trained_seconds == 6
 
 
 def test_damaged_lines_are_skipped(tmp_path):
@@ -262,7 +263,8 @@ def test_seeds_are_interpolated_within_what_they_have():
         "of equal places the last counts, and late ones are put in order",
     )
     places, values = align(logged, "wall", hold=True)
-    assert (places[-1], values[2, -1]) == (4, 350)
+    assert places[-1] == 4
+    assert values[2, -1] == 350
 
 
 def test_an_environment_has_a_panel_and_an_algorithm_a_line_where_all_its_seeds_are(tmp_path):
@@ -312,12 +314,10 @@ def test_the_commands_write_files_and_leave_out_what_cannot_be_shown(
     else:
         table = (tmp_path / "table.csv").read_text()
         (row,) = csv.DictReader(table.splitlines())
-        assert (row["env"], row["seeds"], row["steps_max"], row["return_max"]) == (
-            "CartPole-v1",
-            "3",
-            "2000",
-            "2.0",
-        )
+        assert row["env"] == "CartPole-v1"
+        assert row["seeds"] == "3"
+        assert row["steps_max"] == "2000"
+        assert row["return_max"] == "2.0"
 
 
 @pytest.mark.parametrize("evolved", [False, True])
@@ -385,7 +385,8 @@ def test_a_row_holds_what_the_runs_hold(tmp_path):
     bounds = [row["return_low"], row["return_high"]]
     assert np.isnan(bounds).all(), "three seeds have no interval"
     (row,) = compared(*runs, threshold=97.0)
-    assert (row["threshold"], row["reached"]) == (97, 1)
+    assert row["threshold"] == 97
+    assert row["reached"] == 1
     assert np.isnan(row["seconds_to_threshold"]), "most never reach it"
 
 
@@ -404,7 +405,8 @@ def test_without_an_evaluation_the_training_return_counts(tmp_path):
     ]
     (row,) = compared(*runs)
     mean = pytest.approx((3 + 5 + 9) / 3)
-    assert (row["return"], row["training_seeds"]) == (mean, 2)
+    assert row["return"] == mean
+    assert row["training_seeds"] == 2
 
 
 def test_rows_are_split_by_flags_in_the_order_of_numbers(tmp_path):

@@ -142,7 +142,9 @@ def test_observations_of_every_kind_of_array_and_in_every_batch(trained):
     rng = np.random.default_rng(0)
     obs = rng.normal(size=(2, 3, 3))  # float64, as numpy makes it
     actions = policy(obs)
-    assert (type(actions), actions.shape, actions.dtype) == (np.ndarray, (2, 3, 1), np.float32)
+    assert type(actions) is np.ndarray
+    assert actions.shape == (2, 3, 1)
+    assert actions.dtype == np.float32
     assert_allclose(policy(obs[1, 2]), actions[1, 2], rtol=1e-5)
     assert policy(obs[0, 0].tolist()).shape == (1,)
     assert isinstance(policy(jnp.asarray(obs)), jax.Array)
@@ -175,7 +177,8 @@ def test_with_a_key_actions_are_drawn_anew_for_every_observation(trained):
 @pytest.mark.slow
 def test_actions_are_within_the_bounds_of_a_box_and_of_the_kind_that_gymnasium_wants(trained):
     drawn = load_policy(trained("box")[0])(np.ones((200, 2)), key=jax.random.key(0))
-    assert (drawn.min(), drawn.max()) == (-1.0, 0.5)
+    assert drawn.min() == -1.0
+    assert drawn.max() == 0.5
     assert isinstance(load_policy(trained("one-hot")[0])(3), np.integer)
 
 
@@ -225,8 +228,10 @@ def test_the_best_checkpoint_is_that_of_the_agent(run_copy):
     for step, returns in ((128, [9.0, 1.0]), (256, [5.0, 2.0])):
         Checkpoints(run_copy / "checkpoints").add_evaluation(step, returns)
     first, second = (load_policy(run_copy, step="best", seed=seed) for seed in (0, 1))
-    assert (first.step, first.evaluation) == (128, 9.0)
-    assert (second.step, second.evaluation) == (256, 2.0)
+    assert first.step == 128
+    assert first.evaluation == 9.0
+    assert second.step == 256
+    assert second.evaluation == 2.0
     Checkpoints(run_copy / "checkpoints").add_evaluation(128, [np.nan, 1.0])
     assert load_policy(run_copy, step="best").step == 256
 
@@ -274,7 +279,8 @@ def test_a_policy_keeps_its_evaluation_where_its_checkpoint_is_deleted(run_copy,
     Checkpoints(folder).add_evaluation(256, [5.0, 2.0])
     monkeypatch.setattr(orbax, "load", deleting)
     policy = load_policy(run_copy, step="best")
-    assert (policy.step, policy.evaluation) == (128, 9.0)
+    assert policy.step == 128
+    assert policy.evaluation == 9.0
     with pytest.raises(UsageError, match="no checkpoint"):
         load_policy(run_copy, step="best")
 
@@ -421,7 +427,9 @@ def test_spaces_survive_a_config_file():
             allow_nan=False,
         )
         back = EnvSpec.from_json(json.loads(text))
-        assert (back.name, back.obs_dtype, back.action_space) == ("E", np.uint8, Discrete(2))
+        assert back.name == "E"
+        assert back.obs_dtype == np.uint8
+        assert back.action_space == Discrete(2)
         assert type(back.observation_space) is type(space)
         assert all(np.array_equal(a, b) for a, b in zip(back.observation_space, space, strict=True))
 

@@ -147,10 +147,8 @@ def test_a_finished_population_has_its_picture_and_its_members_are_compared_by_t
     returns = np.array(result.evaluation["eval/return_mean"])[
         np.argsort([x["learning_rate"] for x in members])
     ]
-    assert (table["seeds"].tolist(), table["return"].tolist()) == (
-        [1] * 4,
-        pytest.approx(returns.tolist()),
-    )
+    assert table["seeds"].tolist() == [1] * 4
+    assert table["return"].tolist() == pytest.approx(returns.tolist())
 
 
 def test_the_best_member_is_loaded(finished):

@@ -118,7 +118,9 @@ def test_it_goes_on_after_a_failed_actor_and_resumes(algorithm, tmp_path):
         **memory,
     )
     whole = algorithm.train(algorithm.Args.from_run(tmp_path / "run", env=TOY, env_params=trouble))
-    assert (half.env_steps, whole.env_steps, whole.status) == (64, 128, "finished")
+    assert half.env_steps == 64
+    assert whole.env_steps == 128
+    assert whole.status == "finished"
     assert (
         max(row["actors/restarts"] for row in rows_with("actors/restarts", tmp_path / "run")) == 1
     )

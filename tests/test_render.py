@@ -43,7 +43,8 @@ def drawn(env, recording, path) -> tuple[list[np.ndarray], list[int]]:
     frames = []
     delays = []
     with Image.open(path) as gif:
-        assert (gif.n_frames, gif.info["loop"]) == (count, 0)
+        assert gif.n_frames == count
+        assert gif.info["loop"] == 0
         for index in range(count):
             gif.seek(index)
             frames.append(np.asarray(gif.convert("RGB"), int)[:-CAPTION])
@@ -165,7 +166,8 @@ def test_an_episode_on_the_host_keeps_the_pictures_of_the_steps_that_are_drawn(
 ):
     envs = played_on_host(length, resets_in_step=resets_in_step)
     recording = envs.recording()
-    assert (recording.actions.tolist(), len(recording.rewards)) == ([7] * length, length)
+    assert recording.actions.tolist() == [7] * length
+    assert len(recording.rewards) == length
     steps, _ = timing(length, 0.02)
     assert len(envs._pictures) <= len(steps), "others take memory"
     shown = [recording.paint(step).getpixel((0, 0))[0] for step in steps]
@@ -529,6 +531,10 @@ def test_a_plane_shows_particles_that_are_far_away_the_goal_and_what_is_said():
 )
 def test_frames_and_speed_of_episodes_of_any_length(steps, seconds, frames, delay):
     drawn_steps, delays = timing(steps, seconds)
-    assert (len(drawn_steps), delays[0], delays[-1]) == (frames, delay, 1_000)
-    assert (drawn_steps[0], drawn_steps[-1], len(delays)) == (0, steps, frames)
+    assert len(drawn_steps) == frames
+    assert delays[0] == delay
+    assert delays[-1] == 1_000
+    assert drawn_steps[0] == 0
+    assert drawn_steps[-1] == steps
+    assert len(delays) == frames
     assert len(set(np.diff(drawn_steps)[:-1])) == 1

@@ -208,7 +208,8 @@ def test_gradient_updates_are_those_of_the_paper(kind, updates, more):
                 step + 1,
             )
     ours = to_host(state).learner.params
-    assert (metrics["gradient_updates"], metrics["replay/ratio"]) == (updates, 1)
+    assert metrics["gradient_updates"] == updates
+    assert metrics["replay/ratio"] == 1
     assert terminated == (3 if kind is Discrete else 0)
     for name in ("actor", "critics", "targets"):
         mine = jax.tree.map(lambda x: x[0], getattr(ours, name)["params"])

@@ -242,7 +242,8 @@ def test_parameters_that_may_name_code_have_to_be_named_again(run_dir, flag, tmp
         ["--run-dir", str(run_dir), "--resume-or-start", "--env", PARTIAL],
     ):
         args = parse(ppo.Args, [*words, f"--{named}", EVIL])
-        assert (getattr(args, flag), args.resume) == (EVIL, str(run_dir))
+        assert getattr(args, flag) == EVIL
+        assert args.resume == str(run_dir)
     policy = SimpleNamespace(run_dir=run_dir, config=config)
     with pytest.raises(UsageError, match="trust.*--env-params"):
         pmaprl.play.environment_of(pmaprl.play.Args(run=str(run_dir)), policy)

@@ -85,7 +85,7 @@ class Job:
 
     @cached_property
     def command(self) -> str:
-        """As a person would type it."""
+        """The command as a person would type it."""
         return shlex.join(["python", f"algos/{self.algorithm}.py", *self.flags])
 
     @property
@@ -98,7 +98,7 @@ class Job:
         return self.args.total_timesteps * self.args.num_agents
 
     def steps(self) -> int:
-        """Those of them that are done."""
+        """Count the steps that are done."""
         rows = [row["env_steps"] for row in read(self.run_dir / "metrics.jsonl")]
         return min(max(rows, default=0), self.args.total_timesteps) * self.args.num_agents
 

@@ -227,7 +227,7 @@ def rows_of(args: Args, words: list[str]) -> list[Row]:
 
 
 def row_of(args: Args, words: list[str]) -> Row:
-    """What one size costs, beside another checkout or a peer where that is asked for."""
+    """Measure one size, beside another checkout or a peer where that is asked for."""
     checkouts = [ROOT, *([Path(args.against).resolve()] if args.against else [])]
     sides: list[Any] = [
         Training(
@@ -367,7 +367,7 @@ def _speeds(row: Row) -> list[str]:
 
 
 def speed(args: Args, words: list[str]) -> None:
-    """What the command does."""
+    """Run the command."""
     if args.out:
         check_target(Path(args.out))
     if args.rows:

@@ -59,8 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class WholeFiles(LoadFileScheduling):
-    """Of most files one process runs all tests, for they share what they have trained and
-    compiled.
+    """A scheduler that gives most files to one process each, for their tests share what they have
+    trained and compiled.
     """
 
     def _split_scope(self, nodeid: str) -> str:

@@ -1,4 +1,4 @@
-"""What tests of environments on the host share: small runs, and updates from rollouts that are made
+"""Helpers of tests of environments on the host: small runs, and updates from rollouts that are made
 up.
 """
 

@@ -147,8 +147,8 @@ def test_kernels_of_a_loop_count_as_often_as_it_runs():
     ],
 )
 def test_an_update_has_few_kernels(program, most):
-    """Those of a CPU, for which anybody can compile; a step of PPO's rollout had 247 where it split
-    its keys itself.
+    """Counts kernels of a CPU, for which anybody can compile; a step of PPO's rollout had 247 where
+    it split its keys itself.
     """
     job = {"program": program, "function": "update", "num_envs": 64}
     lowered, sizes = kernels.lowered_program(job, jax.devices()[:1])

@@ -92,7 +92,8 @@ def test_golden_vtrace(rho, c, target, advantage):
         c,
     )
     assert_allclose(found, target, atol=1e-6)
-    assert_allclose(unweighted * np.minimum(np.exp(log_rho), rho), advantage, atol=1e-6)
+    weighted = unweighted * np.minimum(np.exp(log_rho), rho)
+    assert_allclose(weighted, advantage, atol=1e-6)
 
 
 def test_vtrace_is_the_double_sum_of_the_paper():
@@ -108,7 +109,8 @@ def test_vtrace_is_the_double_sum_of_the_paper():
     terminated, truncated = rng.random((2, steps, 30)) < 0.2
     done = terminated | truncated
     rho = np.exp(log_rho)
-    next_value = np.where(done, final, np.concatenate([value[1:], final[-1:]]))
+    following = np.concatenate([value[1:], final[-1:]])
+    next_value = np.where(done, final, following)
     bootstrap = np.where(terminated, 0, next_value)
     target, advantage = appo.vtrace(
         log_rho,
@@ -126,9 +128,11 @@ def test_vtrace_is_the_double_sum_of_the_paper():
     decay = 0.9 * 0.8 * np.minimum(rho, 0.7) * ~done
     wanted = value.copy()
     for start, step in itertools.combinations_with_replacement(range(steps), 2):
-        wanted[start] += decay[start:step].prod(axis=0) * delta[step]
+        weight = decay[start:step].prod(axis=0)
+        wanted[start] += weight * delta[step]
     assert_allclose(target, wanted, atol=1e-5)
-    mixed = np.concatenate([0.8 * wanted[1:] + 0.2 * value[1:], final[-1:]])
+    blend = 0.8 * wanted[1:] + 0.2 * value[1:]
+    mixed = np.concatenate([blend, final[-1:]])
     later = np.where(done, bootstrap, mixed)
     assert_allclose(advantage, reward + 0.9 * later - value, atol=1e-5)
 
@@ -164,7 +168,8 @@ class Lab(host_helpers.Lab):
         """Policies and values of observations [T, N, ...] without any memory of them."""
         network = appo.Network(self.args, self.spec.observation_space, self.spec.action_space)
         first = np.ones(obs.shape[:2], bool)
-        return network.apply(self.learner.params, obs, first, self.driver.memory(obs.shape[1]))[:2]
+        memory = self.driver.memory(obs.shape[1])
+        return network.apply(self.learner.params, obs, first, memory)[:2]
 
     def update(
         self, *rollouts: HostRollout, devices: int = 1, updates: int = 1
@@ -178,7 +183,8 @@ class Lab(host_helpers.Lab):
             state, _, tally = self.step(state, over_learners(rollouts, devices))
         params = jax.device_get(state.learner.params)
         assert all(np.ptp(x, axis=0).max(initial=0) < 1e-6 for x in jax.tree.leaves(params))
-        return jax.tree.map(lambda x: x[0], params), jax.tree.map(lambda x: x[0], tally.metrics())
+        of_first = jax.tree.map(lambda x: x[0], params)
+        return of_first, jax.tree.map(lambda x: x[0], tally.metrics())
 
 
 @pytest.mark.parametrize(
@@ -212,24 +218,28 @@ def test_masked_steps_teach_nothing():
     old = rng.random(rollout.valid.shape) < 0.2
     rollout = rollout._replace(version=np.where(old, -4, -3).astype(np.int32))
     # An end before a masked step, so that no advantage before it sums over it
-    ended = np.append((old | ~rollout.valid)[1:], np.zeros((1, 8), bool), axis=0)
+    ends = (old | ~rollout.valid)[1:]
+    ended = np.append(ends, np.zeros((1, 8), bool), axis=0)
     rollout = rollout._replace(terminated=rollout.terminated | ended)
     masked = old | ~rollout.valid
+    reward = np.where(masked, 1e3, rollout.reward).astype(np.float32)
     other = rollout._replace(
-        reward=np.where(masked, 1e3, rollout.reward).astype(np.float32),
+        reward=reward,
         action=np.where(masked, 2, rollout.action),
         extras=np.where(masked, -5, rollout.extras).astype(np.float32),
     )
     params, _ = lab.update(rollout)
     assert relative_difference(params, lab.update(other)[0]) < 1e-6
-    changed = rollout._replace(reward=np.where(masked, rollout.reward, 1e3).astype(np.float32))
+    rewards = np.where(masked, rollout.reward, 1e3)
+    changed = rollout._replace(reward=rewards.astype(np.float32))
     assert relative_difference(params, lab.update(changed)[0]) > 1e-3
     metrics = tally_of(
         Collected(0, rollout, []),
         version=0,
         max_lag=lab.args.max_policy_lag,
     ).metrics()
-    shares = {"batch/valid": rollout.valid.mean(), "batch/too_old": (old & rollout.valid).mean()}
+    too_old = (old & rollout.valid).mean()
+    shares = {"batch/valid": rollout.valid.mean(), "batch/too_old": too_old}
     assert {name: metrics[name] for name in shares} == pytest.approx(shares)
 
 
@@ -260,7 +270,8 @@ def test_both_kinds_of_reset_teach_the_same(flags):
         terminated=terminated,
     )
     over = (truncated | terminated)[..., None]
-    within = within._replace(final_obs=np.where(over, within.final_obs, within.obs[1:]))
+    final = np.where(over, within.final_obs, within.obs[1:])
+    within = within._replace(final_obs=final)
     apart = jax.tree.map(
         lambda x: np.insert(x, 3, 0, axis=0),
         within._replace(final_obs=None, first=(), memory=()),
@@ -272,16 +283,16 @@ def test_both_kinds_of_reset_teach_the_same(flags):
         memory=within.memory,
     )
     assert not apart.valid[3].any()
-    assert (
-        relative_difference(lab.update(within, updates=2)[0], lab.update(apart, updates=2)[0])
-        < 1e-5
-    )
+    params = lab.update(within, updates=2)[0]
+    params_apart = lab.update(apart, updates=2)[0]
+    assert relative_difference(params, params_apart) < 1e-5
 
 
 def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated_one_from_nothing():
     lab = Lab(vf_coef=1.0)
     # Values begin at 0
-    lab.learner = lab.learner.replace(params=jax.tree.map(lambda x: x + 0.1, lab.learner.params))
+    moved = jax.tree.map(lambda x: x + 0.1, lab.learner.params)
+    lab.learner = lab.learner.replace(params=moved)
     rollout = lab.rollout(0, final_obs=True, steps=1)._replace(valid=np.ones((1, 8), bool))
     for truncated, terminated in ((True, False), (False, True), (True, True)):
         case = rollout._replace(
@@ -289,13 +300,14 @@ def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated
             terminated=np.full((1, 8), terminated),
         )
         # Weights over 1, so that they are clipped to it
-        case = case._replace(extras=np.full((1, 8), -9, np.float32))
+        unlikely = np.full((1, 8), -9, np.float32)
+        case = case._replace(extras=unlikely)
         value = np.asarray(lab.outputs(case.final_obs)[1][0])
         target = case.reward[0] + 0.99 * (0 if terminated else value)
-        assert_allclose(lab.update(case)[1]["value/target"], target.mean(), rtol=1e-4)
-    assert np.abs(value - lab.outputs(rollout.obs[1:])[1][0]).mean() > 0.01, (
-        "or nothing would be seen"
-    )
+        metrics = lab.update(case)[1]
+        assert_allclose(metrics["value/target"], target.mean(), rtol=1e-4)
+    value_of_next = lab.outputs(rollout.obs[1:])[1][0]
+    assert np.abs(value - value_of_next).mean() > 0.01, "or nothing would be seen"
 
 
 @pytest.mark.parametrize(
@@ -348,16 +360,20 @@ def test_both_losses_agree_on_policy():
     for loss in ("appo", "impala"):
         lab = Lab(loss=loss, norm_adv=False)
         rollout = lab.rollout(0)
-        log_prob = lab.outputs(rollout.obs[:-1])[0].log_prob(rollout.action)
-        rollouts.append(lab.update(rollout._replace(extras=np.asarray(log_prob)))[0])
+        policy = lab.outputs(rollout.obs[:-1])[0]
+        log_prob = policy.log_prob(rollout.action)
+        on_policy = rollout._replace(extras=np.asarray(log_prob))
+        rollouts.append(lab.update(on_policy)[0])
     assert relative_difference(*rollouts) < 1e-5
 
 
 def test_ratios_beyond_the_clamp_stay_finite_and_impala_learns_from_them():
     lab = Lab(loss="impala", vf_coef=0.0, ent_coef=0.0)
-    params, metrics = lab.update(lab.rollout(0)._replace(extras=np.full((8, 8), -200, np.float32)))
+    impossible = lab.rollout(0)._replace(extras=np.full((8, 8), -200, np.float32))
+    params, metrics = lab.update(impossible)
     assert metrics["policy/rho"] == pytest.approx(20.0)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+    leaves = jax.tree.leaves(params)
+    assert all(np.isfinite(x).all() for x in leaves)
     assert metrics["grad/norm"] > 0
 
 
@@ -402,7 +418,8 @@ def test_lag_is_exactly_one_in_lockstep(lockstep):
     """But in the first of two updates in the first row, with the parameters that the run began
     with.
     """
-    assert lags(lockstep[1]) == [[0, 0.5, 1]] + [[1, 1, 1]] * 4
+    wanted = [[0, 0.5, 1]] + [[1, 1, 1]] * 4
+    assert lags(lockstep[1]) == wanted
 
 
 @pytest.mark.slow
@@ -442,7 +459,8 @@ def test_learners_on_other_devices_learn_the_same(lockstep, tmp_path, monkeypatc
     assert relative_difference(split.params, lockstep[0].params) < 1e-5
     assert replicas_are_identical(states[-1])
     assert not collectives_beside_each_other(updates[0])
-    assert json.loads((tmp_path / "split" / "config.json").read_text())["devices"] == [
+    config = json.loads((tmp_path / "split" / "config.json").read_text())
+    assert config["devices"] == [
         "cpu:1",
         "cpu:2",
     ]
@@ -469,7 +487,8 @@ def test_resume_continues_with_the_same_learner(tmp_path):
     part = train(folder, stop_after=512, **flags)
     with pytest.MonkeyPatch.context() as patch:
         states = states_of(patch, "start")
-        rest = appo.train(appo.Args.from_run(folder, env=TOY, quiet=True))
+        resumed = appo.Args.from_run(folder, env=TOY, quiet=True)
+        rest = appo.train(resumed)
     assert part.status == "stopped"
     assert states[0].run.updates == 4
     assert same_bits(part.params, states[0].learner.params)
@@ -482,11 +501,14 @@ def test_resume_continues_with_the_same_learner(tmp_path):
 
 def test_commands_for_policies_know_host_environments(lockstep, tmp_path):
     _, folder = lockstep
-    assert play.play(play.Args(run=str(folder), env=TOY, episodes=3)).length.tolist() == [7, 7, 7]
+    episodes = play.play(play.Args(run=str(folder), env=TOY, episodes=3))
+    assert episodes.length.tolist() == [7, 7, 7]
     for env in (TOY, TOYS + "DrawnToy-v0"):  # observations over time, and what the suite draws
-        play.play(play.Args(run=str(folder), env=env, gif=str(tmp_path / "x.gif")))
+        args = play.Args(run=str(folder), env=env, gif=str(tmp_path / "x.gif"))
+        play.play(args)
         assert Image.open(tmp_path / "x.gif").n_frames == 8
-    export.export(export.Args(run=str(folder), out=str(tmp_path / "policy.stablehlo")))
+    args = export.Args(run=str(folder), out=str(tmp_path / "policy.stablehlo"))
+    export.export(args)
     assert (tmp_path / "policy.stablehlo").stat().st_size > 1000
 
 
@@ -498,7 +520,8 @@ def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
 
     def evaluate(evaluation, learner, worker):
         released.wait(300)
-        return Episodes(np.full(4, next(returns)), np.ones(4))
+        returned = np.full(4, next(returns))
+        return Episodes(returned, np.ones(4))
 
     def watched(run, *report):
         advance(run, *report)
@@ -540,7 +563,8 @@ def test_a_restart_does_not_change_what_lockstep_means(tmp_path, capfd):
     }
     assert len(hashes) == 1
     assert "restarts (1 of 100)" in capfd.readouterr().err
-    assert lags(tmp_path / "one") == [[0, 0, 0]] + [[1, 1, 1]] * 5
+    wanted = [[0, 0, 0]] + [[1, 1, 1]] * 5
+    assert lags(tmp_path / "one") == wanted
 
 
 def test_observations_with_parts_and_a_mask(tmp_path):

@@ -97,8 +97,8 @@ def room_of(module: str) -> str:
 
 
 def imported(path: Path) -> Iterator[tuple[str, str]]:
-    """What a file imports of this repository, in functions too: (module, name), without a name for
-    a whole module.
+    """Find what a file imports of this repository, in functions too: (module, name), without a name
+    for a whole module.
     """
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

@@ -109,8 +109,8 @@ def test_numbers_of_a_flag_may_have_commas_between_them():
 
 
 def test_a_run_prints_its_progress_and_the_command_that_continues_it(finished):
-    """Which can be copied into a shell, from the same working directory, although the path has a
-    space.
+    """The command can be copied into a shell, from the same working directory, although the path
+    has a space.
     """
     process, run_dir = finished
     assert any(Path(environment()["XDG_CACHE_HOME"]).glob("pmaprl/*-cache"))
@@ -252,8 +252,8 @@ def test_a_resume_names_what_the_file_no_longer_knows(copy, capsys):
 
 
 def test_a_run_without_checkpoints_is_resumed_from_step_0(copy, capsys):
-    """As after a crash before the first checkpoint or within its save: with a warning, and to the
-    same end.
+    """A crash before the first checkpoint, or within its save, leaves such a run: it goes on with a
+    warning, and to the same end.
     """
     wanted = read_result(copy)["state_sha256"]
     shutil.rmtree(copy / "checkpoints")

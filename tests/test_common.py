@@ -76,8 +76,8 @@ KINDS = ("", "_sum", "_max", "_min", "_last")
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_episode_statistics_equal_numpy(devices):
-    """Of each rollout, and of the last 100 episodes, over devices and updates; more and fewer than
-    100 at once.
+    """Statistics of each rollout, and of the last 100 episodes, over devices and updates; more and
+    fewer than 100 at once.
     """
     random = np.random.default_rng(0)
     updates = 12
@@ -692,7 +692,7 @@ def test_an_evaluation_that_is_not_played_is_said_to_be_played_by_a_resume_where
 
 @pytest.mark.parametrize("size, stride, more", [(3, 2, (0, 0)), (8, 4, (3, 1))])
 def test_convolutions_are_those_of_xla(size, stride, more):
-    """Where the last neighbourhood would leave pixels out, the image is padded."""
+    """An image is padded, where the last neighbourhood would leave pixels out."""
     image = jax.random.normal(jax.random.key(0), (2, 9, 11, 5))
     kernel = jax.random.normal(jax.random.key(1), (size, size, 5, 7))
     bias = jnp.arange(7.0)
@@ -716,7 +716,7 @@ def test_convolutions_are_those_of_xla(size, stride, more):
 
 @pytest.mark.parametrize("encoder", ["small", "nature", "impala", "flat"])
 def test_each_image_has_its_own_features_and_none_has_none(encoder):
-    """Those of no image are asked for in an evaluation of no episodes, beside the one that is
+    """Features of no image are asked for in an evaluation of no episodes, beside the one that is
     drawn.
     """
     images = jax.random.normal(jax.random.key(0), (2, 3, 10, 10, 4))

@@ -122,8 +122,8 @@ def test_runs_go_on_with_as_many_processes_to_the_bit_and_with_one(tmp_path):
 
 
 def test_a_signal_or_a_kill_at_one_process_ends_both(tmp_path):
-    """Of the second process within a save, of the first one in training; then the same command goes
-    on, to the bit.
+    """The second process is stopped within a save, the first one in training; then the same command
+    goes on, to the bit.
     """
     whole = tmp_path / "whole"
     disturbed = tmp_path / "disturbed"

@@ -63,7 +63,7 @@ def test_every_episode_draws_its_own_numbers():
 
 @pytest.mark.slow
 def test_members_train_in_their_environments_and_are_evaluated_in_the_one_given(tmp_path, capsys):
-    """What members differ in is shown, kept by a resume, and tells runs apart."""
+    """Differences between members are shown, kept by a resume, and tell runs apart."""
     name = "env.max_steps_in_episode"
     given = '{"max_steps_in_episode": 4}'
     flags = {

@@ -436,7 +436,7 @@ STEPS = 40
 
 
 def unrolled(env: Env, step) -> tuple:
-    """What `step(keys, states, actions)` returns over some steps, [T, N, ...], and the last
+    """Run `step(keys, states, actions)` over some steps: what it returns, [T, N, ...], and the last
     states.
     """
 

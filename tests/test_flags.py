@@ -335,7 +335,7 @@ def make_args(algorithm: Any, flags: dict[str, Any]) -> Any:
 
 
 def trace(function: Callable, agents: int, *inputs: Any) -> tuple[list[Any], Any, list[bool]]:
-    """What `function` of one of so many agents computes on a device, less what nothing needs;
+    """Trace what `function` of one of so many agents computes on a device, less what nothing needs;
     shapes; needed inputs.
     """
     for axis, size in ((AXIS, 1), (MEMBERS, agents)):
@@ -452,7 +452,7 @@ def program_of_members(
 def test_x8_members_learn_by_every_flag_that_can_be_swept_and_from_their_own_values_alone(
     algorithm, swept, others
 ):
-    """What the flags of the run say instead does not change the program."""
+    """The run's own values of those flags do not change the program."""
     assert swept.keys() | {"desired_kl"} >= sweepable(algorithm.Args).keys() >= swept.keys()
     one, used = program_of_members(algorithm, swept, **others)
     other, _ = program_of_members(algorithm, swept, **others | swept)
@@ -485,7 +485,7 @@ def test_an_update_draws_by_the_key_of_its_seed_and_by_its_own_number(algorithm)
 
 @pytest.mark.slow
 def test_the_number_of_actors_changes_what_is_learned():
-    """Which is not in the program of an update."""
+    """The number is not in the program of an update."""
     flags = {"lockstep": True, "benchmark": True, "total_timesteps": 512}
     some, one = (
         appo.train(small_appo_args(**flags | more)).params for more in ({}, {"actor_threads": 1})
@@ -620,7 +620,8 @@ def wandb(tmp_path, monkeypatch, **_):
 def benchmark(tmp_path, monkeypatch, capsys, **_):
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
-    assert (start(benchmark=True, quiet=False).run_dir, [*tmp_path.iterdir()]) == (None, [])
+    assert start(benchmark=True, quiet=False).run_dir is None
+    assert [*tmp_path.iterdir()] == []
     measured = json.loads(capsys.readouterr().out)
     assert measured["algorithm"] == "ppo_pmap"
     assert measured["command"] == sys.argv
@@ -978,8 +979,8 @@ def test_a_callback_sees_every_row_and_ends_the_run(tmp_path):
 
 
 def test_a_callback_that_raises_fails_the_run_which_resumes_as_if_it_had_not(tmp_path):
-    """Who has called `train` gets the very error; what was saved before is whole, and the end is
-    the same.
+    """The caller of `train` gets the very error; what was saved before is whole, and the end is the
+    same.
     """
 
     def fail_at_the_third(row):

@@ -92,7 +92,7 @@ def children(pid: int) -> list[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process, one that has ended and that nobody has asked about left
+    """Tell whether there is such a process, one that has ended and that nobody has asked about left
     aside.
     """
     with suppress(OSError):

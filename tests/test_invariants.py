@@ -185,9 +185,7 @@ def test_x2_every_sample_is_in_one_minibatch_of_each_epoch_on_any_number_of_devi
 
 
 def test_x2_many_steps_do_not_stay_in_the_order_of_time():
-    """Of two neighbours in the shuffled order, the earlier step comes first in half of all
-    cases.
-    """
+    """The earlier one of two neighbours in the shuffled order comes first in half of all cases."""
     order = minibatches_over(1, 65_536, 1, 1)[:, 0, :, 0]
     assert_array_equal(np.sort(order), [range(65_536)] * 2)
     assert np.mean(np.diff(order) > 0) == pytest.approx(0.5, abs=0.03)
@@ -346,7 +344,7 @@ def test_x6_bootstrap_through_the_whole_update(monkeypatch, num_seeds, backend):
 
 
 class OracleQ(nn.Module):
-    """Likewise for every action."""
+    """An oracle of every action's value."""
 
     args: pqn.Args
     env: object

@@ -226,7 +226,9 @@ def test_every_component_of_an_action_needs_a_legal_choice():
 
 
 def test_random_actions_are_legal():
-    """Those before a run that begins in the middle of episodes, and before SAC learns."""
+    """Random actions are drawn before a run that begins in the middle of episodes, and before SAC
+    learns.
+    """
     box = Box(np.full(2, -1.0), np.ones(2), (2,))
     space = Discrete(4), box, MultiDiscrete((2,))
     keys = jax.random.split(jax.random.key(0), 300)
@@ -415,7 +417,7 @@ class Secretive(Pusher):
 
 
 def values_of(module, args, env, learner, obs):
-    """What the critic of an algorithm says of observations [N, ...]."""
+    """Compute what the critic of an algorithm says of observations [N, ...]."""
     params = learner.params
     actions = jnp.zeros((batch_shape(obs)[0], 1))
     if hasattr(module, "QFunction"):

@@ -160,7 +160,7 @@ def begun_and_update(num_devices: int, **flags):
 
 @pytest.mark.slow
 def test_teams_are_two_agents_of_a_member_and_one_of_another_on_any_number_of_devices():
-    """Of members that are stubborn, by their lowest, highest and mean return of six updates."""
+    """Members are stubborn, so the lowest, highest and mean return of updates tell who played."""
     (states, updates), steps = zip(*map(begun_and_update, (1, 2)), strict=True), set()
     for head in map(head_of, states):  # member m names the digit m, whatever happens
         head["kernel"] *= 0

@@ -348,7 +348,7 @@ def of_choices(nvec, legal=None):
 
 
 def test_kl_divergences_and_probabilities_of_own_components_alone():
-    """Of every kind; with gradients that are finite, and zero where both are the same."""
+    """Policies of every kind have gradients that are finite, and zero where both are the same."""
     cases = [
         of_normals(),
         of_choices((5,)),
@@ -438,8 +438,8 @@ def test_normal_against_numpy():
 
 
 def test_a_normal_policy_is_in_units_of_the_bounds():
-    """Of each dimension, where both are finite; entropies and ratios are those of the same policy
-    within -1 .. 1.
+    """Units are those of each dimension, where both bounds are finite; entropies and ratios are
+    those of the same policy within -1 .. 1.
     """
     low = np.array([-100, 0, -np.inf, 3, -3e38], np.float32)
     high = np.array([100, 0.5, 1, 3, 3e38], np.float32)

@@ -79,7 +79,7 @@ RUN_FILES = ROOT / "docs" / "runs.md"  # has a table of what is in a run directo
 
 
 def missing_in(text: str, code: str) -> list[str]:
-    """What a notebook's text names and there is not, which has this `code`.
+    """Find what a notebook's text names and there is not, which has this `code`.
 
     That is: files, headings of pages, flags, modules, sections of the notebook, and names in
     backticks.
@@ -228,7 +228,7 @@ def test_runs(name, tmp_path, monkeypatch):
 
 
 class Colab:
-    """What the first cell needs of IPython on Colab, and which commands it has run."""
+    """The part of IPython that the first cell needs on Colab, and the commands that it has run."""
 
     def __init__(self, names: dict[str, Any]):
         self.names = names

@@ -59,10 +59,12 @@ class Actors(struct.PyTreeNode):
 
 def population(returns, seed=0) -> tuple[Learner, RunState]:
     size = len(returns)
-    ret = jnp.broadcast_to(jnp.array(returns, jnp.float32)[:, None], (size, WINDOW))
+    column = jnp.array(returns, jnp.float32)[:, None]
+    ret = jnp.broadcast_to(column, (size, WINDOW))
     own = jnp.arange(size, dtype=jnp.float32)
+    keys = jax.random.split(jax.random.key(seed), size)
     run = RunState(
-        key=jax.random.split(jax.random.key(seed), size),
+        key=keys,
         updates=jnp.full(size, 7),
         member_values={
             name: jnp.full(size, value) * (1 - own / (10 * size)) for name, value in GIVEN.items()
@@ -78,13 +80,15 @@ def exchanged(learner, run, given=GIVEN, **rules):
 
 
 def breaking(learner, broken):
-    return learner.replace(params=learner.params.at[jnp.array(broken, int), 1].set(jnp.nan))
+    rows = jnp.array(broken, int)
+    return learner.replace(params=learner.params.at[rows, 1].set(jnp.nan))
 
 
 def taken(returns, broken=(), **rules) -> list[int]:
-    """Whose weights each has after an exchange; those of some are broken before."""
+    """Find whose weights each has after an exchange; those of some are broken before."""
     learner, run = population(returns)
-    return exchanged(breaking(learner, broken), run, fraction=0.25, **rules)[2][SOURCE].tolist()
+    record = exchanged(breaking(learner, broken), run, fraction=0.25, **rules)[2]
+    return record[SOURCE].tolist()
 
 
 RETURNS = [5.0, 90, 10, 80, 20, 70, 30, 60, 40, 50]  # the best are 1, 3 and 5; the worst 0, 2 and 4
@@ -102,10 +106,12 @@ def test_the_worst_take_over_the_best():
     source = record[SOURCE].tolist()
     assert source[0] == 0, "the control"
     assert {source[2], source[4]} <= {1, 3, 5}
-    assert [source[place] for place in (1, 3, 5, 6, 7, 8, 9)] == [1, 3, 5, 6, 7, 8, 9]
+    others = [source[place] for place in (1, 3, 5, 6, 7, 8, 9)]
+    assert others == [1, 3, 5, 6, 7, 8, 9]
     assert (learned.params == learner.params[record[SOURCE]]).all()
     assert (learned.opt_state == learner.opt_state[record[SOURCE]]).all()
-    assert (after.member_values["gamma"] == before.member_values["gamma"][record[SOURCE]]).all(), (
+    of_sources = before.member_values["gamma"][record[SOURCE]]
+    assert (after.member_values["gamma"] == of_sources).all(), (
         "what does not evolve comes with them"
     )
     assert (
@@ -129,10 +135,15 @@ def test_running_episodes_of_one_that_took_over_do_not_count():
     running = Episodes(jnp.full((SIZE, 2), 3.0), jnp.full((SIZE, 2), 5.0))
     learner, run = population(RETURNS)
     state = TrainState(learner, Actors(running), run)
-    after, metrics = jax.jit(lambda *now: evolve(args, *now))(jnp.int32(6), state)
+
+    def evolve_at(*now):
+        return evolve(args, *now)
+
+    after, metrics = jax.jit(evolve_at)(jnp.int32(6), state)
     taken = metrics["pbt/source"] != jnp.arange(SIZE)
     assert taken.any()
-    assert jnp.isneginf(after.actors.tracker.length).all(axis=1).tolist() == taken.tolist()
+    is_emptied = jnp.isneginf(after.actors.tracker.length)
+    assert is_emptied.all(axis=1).tolist() == taken.tolist()
     assert (after.actors.tracker.length[~taken] == 5).all()
     calm, _ = jax.jit(lambda *now: evolve(args, *now))(jnp.int32(7), state)
     assert (calm.actors.tracker.length == 5).all(), "no exchange was due"
@@ -140,11 +151,12 @@ def test_running_episodes_of_one_that_took_over_do_not_count():
 
 def test_the_objective_is_of_the_newest_episodes():
     learner, before = population([10.0, 20, 30, 40])
-    ret = before.recent.ret.at[0, :3].set(100).at[1, 3].set(500)  # the newest come first
-    before = before.replace(
-        recent=before.recent.replace(ret=ret, count=jnp.array([WINDOW, WINDOW, 2, 0]))
-    )
-    assert objective_of(learner, before, 3).tolist() == [100, 20, 30, -np.inf]
+    hundreds = before.recent.ret.at[0, :3].set(100)
+    ret = hundreds.at[1, 3].set(500)  # the newest come first
+    recent = before.recent.replace(ret=ret, count=jnp.array([WINDOW, WINDOW, 2, 0]))
+    before = before.replace(recent=recent)
+    objectives = objective_of(learner, before, 3)
+    assert objectives.tolist() == [100, 20, 30, -np.inf]
 
 
 @pytest.mark.parametrize(
@@ -153,14 +165,15 @@ def test_the_objective_is_of_the_newest_episodes():
     + [(-100.0, -105.0, {}, False), (-100.0, -120.0, {}, True)],
 )
 def test_only_a_clearly_better_one_is_taken_also_of_costs(best, worst, rules, takes):
-    assert (taken([best, best, best, worst], **rules)[3] != 3) == takes
+    sources = taken([best, best, best, worst], **rules)
+    assert (sources[3] != 3) == takes
 
 
 def test_whoever_is_broken_takes_over_one_who_is_not_and_is_nobodys_source():
-    assert taken([90.0, 10, 20, 30], broken=[0], gap=10.0) == [0, 1, 2, 3], (
-        "the control stays as it is"
-    )
-    assert taken([10.0, 90, 20, 30], broken=[1], gap=10.0) == [0, 3, 2, 3], "whatever the gap is"
+    sources = taken([90.0, 10, 20, 30], broken=[0], gap=10.0)
+    assert sources == [0, 1, 2, 3], "the control stays as it is"
+    sources = taken([10.0, 90, 20, 30], broken=[1], gap=10.0)
+    assert sources == [0, 3, 2, 3], "whatever the gap is"
     learner, before = population([10.0, 20, 30, 40, 50, 60])
     learned, after, record = exchanged(
         breaking(learner, [2, 3, 4, 5]),
@@ -223,9 +236,12 @@ def test_all_but_the_best_and_the_control_change():
 )
 def test_first_changes_are_as_those_of_exchanges(name, value, factor, wanted):
     """No flag leaves what it may be."""
-    rules = RULES._replace(limits=small_sac_args(population=2, pbt=True).rules.limits)
-    assert rules.moved(name, value, factor) == pytest.approx(wanted, rel=1e-7, abs=1e-9)
-    assert rules.moved(name, jnp.array([value]), factor, jnp.clip) == pytest.approx(
+    args = small_sac_args(population=2, pbt=True)
+    rules = RULES._replace(limits=args.rules.limits)
+    moved = rules.moved(name, value, factor)
+    assert moved == pytest.approx(wanted, rel=1e-7, abs=1e-9)
+    moved = rules.moved(name, jnp.array([value]), factor, jnp.clip)
+    assert moved == pytest.approx(
         wanted,
         rel=1e-6,
         abs=1e-7,
@@ -234,9 +250,8 @@ def test_first_changes_are_as_those_of_exchanges(name, value, factor, wanted):
 
 def test_members_may_aim_at_the_entropy_of_the_uniform_policy_at_most():
     for env, low, high in (("CartPole-v1", -np.inf, 1.0), ("Pendulum-v1", -np.log(2), np.inf)):
-        limits = sac.make_algorithm(small_sac_args(env=env), make(env).spec).limits[
-            "target_entropy_scale"
-        ]
+        algorithm = sac.make_algorithm(small_sac_args(env=env), make(env).spec)
+        limits = algorithm.limits["target_entropy_scale"]
         assert limits == pytest.approx((low, high))
 
 
@@ -245,7 +260,8 @@ def test_the_entropy_that_members_aim_at_is_one_that_policies_have(tmp_path, mon
     """From the start, with a recipe's default or one near the limit, whatever is changed."""
     plain = PbtArgs.rules.fget
     often = {"mutation_rate": 1.0, "reset_rate": 0.0, "gap": 0.0}
-    monkeypatch.setattr(PbtArgs, "rules", property(lambda args: plain(args)._replace(**often)))
+    changed = property(lambda args: plain(args)._replace(**often))
+    monkeypatch.setattr(PbtArgs, "rules", changed)
     flags = {
         "population": 8,
         "pbt": True,
@@ -283,8 +299,10 @@ def test_changes_are_as_frequent_as_asked_and_go_both_ways():
 
 def test_descent_goes_back_through_all_exchanges():
     # 2 took over 1, then 1 took over 2, then 1 took over 0
-    sources = np.array([[0, 1, 1], [0, 2, 2], [0, 0, 2]])
-    assert [lineage(sources, member).tolist() for member in (1, 2)] == [[0, 0, 0, 1], [1, 2, 2, 2]]
+    table = [[0, 1, 1], [0, 2, 2], [0, 0, 2]]
+    sources = np.array(table)
+    lines = [lineage(sources, member).tolist() for member in (1, 2)]
+    assert lines == [[0, 0, 0, 1], [1, 2, 2, 2]]
 
 
 def test_members_begin_changed_but_for_the_control():
@@ -331,7 +349,8 @@ PBT |= {"sweep": ("learning_rate=log:1e-3:1e-1",)}
 
 
 def train(folder, **flags):
-    return ppo.train(small_args(**TINY | PBT | {"run_dir": str(folder)} | flags))
+    args = small_args(**TINY | PBT | {"run_dir": str(folder)} | flags)
+    return ppo.train(args)
 
 
 def exchanges(folder):
@@ -382,13 +401,14 @@ def test_members_of_different_devices_exchange_as_on_one_and_resume_exactly(
         **flags,
     )
     shutil.copytree(part.run_dir, tmp_path / "alone")
-    assert ppo.train(ppo.Args.from_run(part.run_dir)).state_sha256 == whole.state_sha256
-    alone = ppo.train(ppo.Args.from_run(tmp_path / "alone", sharding="pmap", num_devices=1))
+    rest = ppo.train(ppo.Args.from_run(part.run_dir))
+    assert rest.state_sha256 == whole.state_sha256
+    args = ppo.Args.from_run(tmp_path / "alone", sharding="pmap", num_devices=1)
+    alone = ppo.train(args)
     assert relative_difference(result.params, whole.params) < 1e-4
     assert relative_difference(result.params, alone.params) < 1e-4
     assert exchanges(folder) == exchanges(tmp_path / "whole") == exchanges(tmp_path / "part")
     assert exchanges(folder) == exchanges(tmp_path / "alone")
-    crossing = [
-        member for (_, member), source in exchanges(folder).items() if source // 2 != member // 2
-    ]
+    all_exchanges = exchanges(folder).items()
+    crossing = [member for (_, member), source in all_exchanges if source // 2 != member // 2]
     assert crossing, "none came from the other device"

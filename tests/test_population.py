@@ -98,7 +98,7 @@ def test_as_many_members_run_as_fit_and_fewer_where_devices_exchange_those_of_th
 
 
 def _prepared(count, **flags):
-    """What `check_fits` takes: flags, shapes, the environment and `count` devices."""
+    """Make what `check_fits` takes: flags, shapes, the environment and `count` devices."""
     small = {
         "num_envs": 4,
         "num_steps": 4,
@@ -190,8 +190,8 @@ def test_a_population_resumes_to_the_last_bit(finished, tmp_path):
 
 
 def test_members_that_break_stop_no_other_and_are_not_the_best_whatever_they_earn(tmp_path, capsys):
-    """What is not a number chooses the first action, and stays in MountainCar's valley as a policy
-    does at first.
+    """A policy that is not a number chooses the first action, and stays in MountainCar's valley as
+    one does at first.
     """
     env = {"env": "MountainCar-v0", "env_params": '{"max_steps_in_episode": 20}'}
     result = train(

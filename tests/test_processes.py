@@ -1,4 +1,4 @@
-"""What processes agree on; here one process plays one of several."""
+"""Agreement between processes; here one process plays one of several."""
 
 import dataclasses
 import threading

@@ -53,7 +53,7 @@ WRONG = [
 
 
 def observations(**changes):
-    """Those of four environments, [4, ...], of which the last one has `changes`."""
+    """Make observations of four environments, [4, ...], of which the last one has `changes`."""
     one = {name: np.array([value] * 4) for name, value in FITTING.items()}
     for name, value in changes.items():
         one[name][3] = value
@@ -70,7 +70,11 @@ def test_choices_and_masks_outside_of_their_space_are_found_on_any_device(wrong)
     )
     for changes, fits in (({}, True), (wrong, False)):
         obs = observations(**changes)
-        found = over_devices(lambda obs: range_metrics(SPACE, AXIS, obs), 2, obs)[IN_SPACE]
+
+        def measure(obs):
+            return range_metrics(SPACE, AXIS, obs)
+
+        found = over_devices(measure, 2, obs)[IN_SPACE]
         assert np.isfinite(found).tolist() == [fits] * 2
         assert in_space(obs, SPACE, np).tolist() == [True, True, True, fits]
         assert (fault_in(obs, spec) == "") == fits
@@ -139,7 +143,8 @@ def test_the_last_observation_of_an_episode_has_to_be_in_its_space_too(kind, alg
 
 class NotFinite(Toy):
     def get_obs(self, state, params=None, key=None):
-        return super().get_obs(state) * jnp.where(state.time == 3, jnp.nan, 1.0)
+        factor = jnp.where(state.time == 3, jnp.nan, 1.0)
+        return super().get_obs(state) * factor
 
 
 class Codes(Pixels):
@@ -159,14 +164,16 @@ def test_a_run_and_an_evaluation_on_what_a_space_rules_out_do_not_count(kind, tm
     episodes = run_episodes_of(env)
     assert fault_of(episodes) == OUTSIDE
     with pytest.raises(TrainingError, match="action_mask of more than 0 and 1"):
-        ppo.train(small_args(run_dir=str(tmp_path / "run"), eval_interval=0), env=env)
+        args = small_args(run_dir=str(tmp_path / "run"), eval_interval=0)
+        ppo.train(args, env=env)
 
 
 def run_episodes_of(env):
     """Two episodes by a policy that always takes the first action, on the host."""
     play = lambda key: run_episodes(env, lambda obs: jnp.zeros(2, jnp.int32), 2)  # noqa: E731
     episodes = jax.pmap(play, axis_name=AXIS)(jnp.zeros(1))
-    return jax.device_get(jax.tree.map(lambda x: x[0], episodes))
+    of_first = jax.tree.map(lambda x: x[0], episodes)
+    return jax.device_get(of_first)
 
 
 def policy_for(name, **flags):
@@ -174,7 +181,8 @@ def policy_for(name, **flags):
     env = make_env(name)
     args = small_args(**flags)
     algorithm = ppo.make_algorithm(args, env.spec)
-    return Policy(algorithm, algorithm.init(jax.random.key(0), hparams_of(args)), env.spec)
+    learner = algorithm.init(jax.random.key(0), hparams_of(args))
+    return Policy(algorithm, learner, env.spec)
 
 
 NOT_FINITE = [
@@ -211,7 +219,8 @@ def test_a_policy_with_memory_is_told_truths_and_finite_numbers(first, reward):
     args = small_rnn_args(obs_prev_action_reward=True)
     env = make_env("Toy")
     algorithm = ppo_rnn.make_algorithm(args, env.spec)
-    policy = Policy(algorithm, algorithm.init(jax.random.key(0), hparams_of(args)), env.spec)
+    learner = algorithm.init(jax.random.key(0), hparams_of(args))
+    policy = Policy(algorithm, learner, env.spec)
     memory = policy.initial_memory(1)
     policy(np.zeros((1, 2)), memory, [True], reward=[0.0])
     with pytest.raises(UsageError, match="first|reward"):
@@ -331,7 +340,8 @@ BIT = gymnasium.spaces.Box(0, 1, (2,), np.int8)
 )
 def test_a_mask_in_an_info_is_0_and_1_in_the_shape_of_the_first_one(mask):
     assert mask_of([False, True], BIT, "the mask").tolist() == [0, 1]
-    for space, given in ((BIT, mask), (gymnasium.spaces.Tuple([BIT]), (mask,))):
+    cases = ((BIT, mask), (gymnasium.spaces.Tuple([BIT]), (mask,)))
+    for space, given in cases:
         with pytest.raises(FailedEnvError):
             mask_of(given, space, "the mask")
 

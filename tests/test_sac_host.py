@@ -87,7 +87,7 @@ class Lab(host_helpers.Lab):
 
 
 def stored(state: TrainState) -> np.ndarray:
-    """What the buffer holds, as rows of everything in a transition, sorted."""
+    """List what the buffer holds, as rows of everything in a transition, sorted."""
     replay = jax.tree.map(lambda x: x[0], state.actors.replay)
     filled = np.minimum(replay.count, replay.data.reward.shape[1])
     held = np.arange(replay.data.reward.shape[1]) < filled[:, None]
@@ -162,7 +162,7 @@ def check_alike(state: TrainState, other: TrainState) -> None:
 
 @pytest.mark.slow
 def test_devices_of_two_processes_learn_the_same_from_whole_rollouts():
-    """As two of one process, with two actor devices, do from halves of each."""
+    """One process with two actor devices does so from halves of each."""
     flags = {
         "utd_ratio": 0.5,
         "learning_starts": 8,

@@ -91,7 +91,7 @@ def dead(state):
 
 
 def things(count):
-    """Of the planes of a MiniGrid the first so many, as codes."""
+    """Take the first so many planes of a MiniGrid, as codes."""
     return lambda obs: obs[..., :count].argmax(axis=-1)
 
 

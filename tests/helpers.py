@@ -398,7 +398,7 @@ class Chatty(Toy):
 
 
 class ChattyReset(Chatty):
-    """A reset that says too much, with a step of its own."""
+    """A `Chatty` whose `step` is its own."""
 
     def step(self, key, state, action, params=None):
         return super().step(key, state, action, params)

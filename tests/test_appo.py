@@ -288,7 +288,7 @@ def test_both_kinds_of_reset_teach_the_same(flags):
     assert relative_difference(params, params_apart) < 1e-5
 
 
-def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated_one_from_nothing():
+def test_a_truncated_step_bootstraps_from_its_final_observation_a_terminated_one_does_not():
     lab = Lab(vf_coef=1.0)
     # Values begin at 0
     moved = jax.tree.map(lambda x: x + 0.1, lab.learner.params)

@@ -185,7 +185,7 @@ def test_episode_statistics_equal_numpy(devices):
     assert len(whole) > 2 * WINDOW
 
 
-def test_reported_returns_are_raw_and_of_whole_episodes_and_exactly_eval_episodes_count(tmp_path):
+def test_reported_returns_are_raw_over_exactly_eval_episodes_whole_episodes(tmp_path):
     """Episodes of 7 steps, whatever the learner makes of them; five are evaluated, although two
     devices play three.
     """
@@ -439,7 +439,7 @@ def test_sha256_sees_every_name_type_shape_and_bit():
     assert sha256({"b": b, "a": a}) == sha256(variants[0])
 
 
-def test_a_checkpoint_that_does_not_fit_names_the_array_and_an_unreadable_one_is_not_damaged(
+def test_a_checkpoint_that_does_not_fit_or_cannot_be_read_is_told_from_a_damaged_one(
     tmp_path, monkeypatch
 ):
     checkpoints = saved(tmp_path / "c", [1, 2], [9.0, 1.0])

@@ -138,7 +138,7 @@ def test_kills_change_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_signal_saves_and_exits_and_a_second_one_exits_at_once(tmp_path):
+def test_a_signal_saves_before_the_exit_but_a_second_one_exits_at_once(tmp_path):
     """The second in the middle of a chunk that takes minutes."""
     words = [
         *SMALL,

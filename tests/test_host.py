@@ -584,7 +584,7 @@ def test_evaluations_remember_exactly_one_episode(toy):
     assert all(seen == counted for seen, counted in acting)
 
 
-def test_actors_copy_arrays_that_an_environment_uses_again_and_count_no_step_that_only_resets():
+def test_actors_copy_reused_arrays_and_count_no_step_that_only_resets():
     parts = collect(actor_on(TOYS + "ReusingToys-v0", vectorization="vector"), 2)
     lengths = [part.episodes for part in parts]
     assert lengths == [[(3, 3), (5, 5)], [(3, 3), (3, 3), (5, 5)]]
@@ -907,9 +907,7 @@ def test_an_evaluation_that_fails_is_played_once_more_and_does_not_stop_the_trai
     assert result_of(tmp_path / "run")["status"] == "failed"
 
 
-def test_an_evaluation_is_repeated_exactly_and_every_episode_begins_with_a_seed_of_its_own(
-    tmp_path, monkeypatch
-):
+def test_an_evaluation_is_repeated_exactly_with_a_seed_for_every_episode(tmp_path, monkeypatch):
     monkeypatch.setattr(pmaprl.actors.host_evaluation, "MOST_ENVS", 2)
     args = small_args(eval_episodes=3, env_params=trouble(tmp_path, raise_at=3))
     seeds = []

@@ -95,7 +95,7 @@ def after(updates: int, case: str, num_devices: int, seed: int, num_seeds: int =
 
 
 @pytest.mark.parametrize("case", BY_CASE)
-def test_x1_x3_x8_an_experiment_is_the_same_on_any_number_of_devices_and_beside_other_seeds(case):
+def test_x1_x3_x8_an_experiment_is_the_same_on_any_devices_and_beside_other_seeds(case):
     """After twelve updates, in ten of which SAC learns: seeds 5 and 6 alone on a device, and
     together on several.
     """
@@ -287,7 +287,7 @@ def check_runs(case, moved_to_four, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("shared_programs")
 @pytest.mark.parametrize("case", RUNS)
-def test_x4_x5_x10_x11_a_run_counts_its_steps_compiles_once_stays_small_and_resumes_exactly(
+def test_x4_x5_x10_x11_a_run_counts_compiles_once_stays_small_and_resumes_exactly(
     case, tmp_path, monkeypatch
 ):
     check_runs(case, case == "memory", tmp_path, monkeypatch)

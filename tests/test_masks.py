@@ -310,7 +310,7 @@ FAST = "pqn", "dqn", "sac"
     "name",
     [pytest.param(x, marks=[pytest.mark.slow] * (x not in FAST)) for x in CLOSING],
 )
-def test_a_mask_without_a_legal_action_where_an_episode_ends_changes_nothing_that_is_learned(name):
+def test_an_empty_mask_where_an_episode_ends_changes_nothing_that_is_learned(name):
     """By any algorithm, not in the last bit; Q functions honour one that leaves some actions at a
     time limit.
     """

@@ -57,7 +57,7 @@ def test_nobody_plays_itself_and_everybody_is_played(count):
 
 
 @pytest.mark.slow
-def test_learners_meet_the_policies_that_others_have_at_that_time_on_any_number_of_devices():
+def test_learners_meet_the_present_policies_of_others_on_any_number_of_devices():
     """Two members on two devices; a single run on one device does the same in the game against the
     other's policy.
     """
@@ -258,7 +258,7 @@ class Skill(NamedTuple):
 
 
 @pytest.mark.slow
-def test_all_play_all_and_count_wins_and_draws():
+def test_all_play_all_with_wins_and_draws_counted():
     game = make(GAME)
     strengths = jnp.array([1.0, -1.0, np.nan, 1.0])
     skills = Skill(strengths)

@@ -197,7 +197,7 @@ def test_seconds_add_up_over_resumes(tmp_path):
     writer.close()
 
 
-def test_charts_have_the_mean_of_seeds_and_the_median_and_best_of_members():
+def test_charts_have_the_mean_of_seeds_or_the_median_and_best_of_members():
     row = {
         "env_steps": 8,
         "eval/return_mean": [1.0, None, 5.0],

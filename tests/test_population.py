@@ -135,7 +135,7 @@ def finished(tmp_path_factory):
     return train(folder, **SWEEP), folder
 
 
-def test_a_finished_population_has_its_picture_and_its_members_are_compared_by_their_values(
+def test_a_finished_population_has_a_picture_and_is_compared_by_its_members_values(
     finished,
 ):
     result, folder = finished

@@ -247,7 +247,7 @@ def test_the_buffer_of_a_run_has_steps_as_the_environments_took_them(flags, tmp_
     assert_array_equal(replay.terminated[there], (next_step == 7) & ("terminates" in str(flags)))
 
 
-def test_a_resumed_run_has_learner_and_buffer_to_the_last_bit_and_does_not_warm_up_again(tmp_path):
+def test_a_resumed_run_has_its_exact_learner_and_buffer_without_another_warm_up(tmp_path):
     part = train(tmp_path, lockstep=True, stop_after=320)
     kept = sac.train(sac.Args.from_run(tmp_path, env=BOX, stop_after=320))
     assert same_bits(*(jax.tree.leaves(result.params) for result in (part, kept)))

@@ -155,7 +155,7 @@ def original(name):
 
 @pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types")
 @pytest.mark.parametrize("name", CASES)
-def test_steps_and_ends_are_those_of_the_original_and_the_next_episode_begins_at_once(name):
+def test_episodes_follow_each_other_at_once_with_the_steps_and_ends_of_the_original(name):
     case = CASES[name]
     theirs = jax.jit(partial(case.step, original(name)))
     env = make(name, json.dumps({case.limit: case.steps}))

@@ -137,7 +137,9 @@ def sbx() -> tuple[list, Any]:
 
 
 def simba() -> tuple[list, Any]:
-    """Update SimBa's SAC once; parameters in the kit's order: Q functions, targets, policy, temperature."""
+    """Update SimBa's SAC once; parameters in the kit's order: Q functions, targets, policy,
+    temperature.
+    """
     from scale_rl.agents.sac import sac_network, sac_update
     from scale_rl.networks.trainer import Trainer
 

@@ -100,7 +100,11 @@ def measurement(algorithm: str, env: str, num_envs: int) -> Row:
         of_replay if algorithm in ("sac_pmap", "dqn_pmap") else of_rollouts
     )
     training = Training(
-        algorithm=ROOT, env=algorithm, total_timesteps=flag_words(flags), seconds=2.0, kernels=True
+        checkout=ROOT,
+        algorithm=algorithm,
+        words=flag_words(flags),
+        seconds=2.0,
+        kernels=True,
     )
     try:
         return {"flags": flags, "steps_per_second": training.measure()} | training.about

@@ -231,13 +231,13 @@ def row_of(args: Args, words: list[str]) -> Row:
     checkouts = [ROOT, *([Path(args.against).resolve()] if args.against else [])]
     sides: list[Any] = [
         Training(
-            algorithm=x,
-            env=args.algorithm,
-            total_timesteps=words,
-            eval_interval=args.seconds,
-            eval_episodes=args.kernels,
+            checkout=checkout,
+            algorithm=args.algorithm,
+            words=words,
+            seconds=args.seconds,
+            kernels=args.kernels,
         )
-        for x in checkouts
+        for checkout in checkouts
     ]
     if args.source:
         sides.append(PeerTraining(args, words, sides[0]))

@@ -115,9 +115,9 @@ def test_a_measurement_that_cannot_be_is_refused(words, capsys):
 def test_a_small_measurement_runs():
     words = "--env CartPole-v1 --num-envs 4 --num-steps 8 --bptt-length 4 --num-minibatches 2"
     training = speed.Training(
-        algorithm=speed.ROOT,
-        env="ppo_rnn_pmap",
-        total_timesteps=words.split(),
+        checkout=speed.ROOT,
+        algorithm="ppo_rnn_pmap",
+        words=words.split(),
         seconds=0.1,
         kernels=True,
     )

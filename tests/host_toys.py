@@ -146,7 +146,8 @@ class BoxToy(Toy):
 
     def step(self, action):
         obs, _, *rest = super().step(0)
-        return obs, float(action.sum()) if self.action_space.contains(action) else np.nan, *rest
+        is_inside = self.action_space.contains(action)
+        return obs, float(action.sum()) if is_inside else np.nan, *rest
 
 
 class MultiToy(Toy):
@@ -199,7 +200,8 @@ class DictToy(Toy):
         numbers = super()._observe()
         frames = np.full((2, 12, 12), self.time, np.uint8)
         frames[1] = 9
-        mask = np.array([self.time % 2, 1 - self.time % 2, self.time % 3 == 0], np.int8)
+        legal = [self.time % 2, 1 - self.time % 2, self.time % 3 == 0]
+        mask = np.array(legal, np.int8)
         mask *= not (self.time and self._happens("no_action_at"))
         return {
             "numbers": (numbers, self.time % 7),
@@ -217,9 +219,10 @@ class HybridToy(Toy):
 
     def step(self, action):
         obs, _, *rest = super().step(0)
+        is_inside = self.action_space.contains(action)
         return (
             obs,
-            float(action[0] + action[1].sum()) if self.action_space.contains(action) else np.nan,
+            float(action[0] + action[1].sum()) if is_inside else np.nan,
             *rest,
         )
 
@@ -271,7 +274,8 @@ class TellingGoalToy(Toy):
     )
 
     def reset(self, seed=None, options=None):
-        return super().reset(seed=seed)[0], {"action_mask": (np.ones(2), np.array([0, 1, 0]))}
+        obs = super().reset(seed=seed)[0]
+        return obs, {"action_mask": (np.ones(2), np.array([0, 1, 0]))}
 
     def step(self, action):
         *outputs, _ = super().step(0)
@@ -411,7 +415,8 @@ class ReusingToys(gymnasium.vector.VectorEnv):
         self._time = np.where(resets, 0, self._time + 1)
         self._over[:] = self._time == [3, 5]
         self._obs[:, 0] = np.where(self._over, 100, self._time)
-        return self._obs, np.where(resets, 50.0, 1.0), self._over, np.zeros(2, bool), {}
+        rewards = np.where(resets, 50.0, 1.0)
+        return self._obs, rewards, self._over, np.zeros(2, bool), {}
 
 
 gymnasium.register("ReusingToys-v0", vector_entry_point=ReusingToys)

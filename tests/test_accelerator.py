@@ -38,14 +38,17 @@ def speeds(monkeypatch):
 
 def measured(folder, **flags) -> list[dict]:
     """The rows in the file after measurements."""
-    accelerator.measure_all(accelerator.Args(envs=("CartPole-v1",), results=str(folder), **flags))
+    args = accelerator.Args(envs=("CartPole-v1",), results=str(folder), **flags)
+    accelerator.measure_all(args)
     return json.loads((folder / "toy-1" / "accelerator.json").read_text())["rows"]
 
 
 def test_sizes_grow_until_they_bring_nothing_or_do_not_fit(speeds, tmp_path, capsys):
     rows = measured(tmp_path)
-    assert [row["num_envs"] for row in rows if row["algorithm"] == "ppo_pmap"] == [64, 256, 1024]
-    assert [row["num_envs"] for row in rows if row["algorithm"] == "sac_pmap"] == [16, 64, 256]
+    of_ppo = [row["num_envs"] for row in rows if row["algorithm"] == "ppo_pmap"]
+    assert of_ppo == [64, 256, 1024]
+    of_sac = [row["num_envs"] for row in rows if row["algorithm"] == "sac_pmap"]
+    assert of_sac == [16, 64, 256]
     assert (tmp_path / "toy-1" / "accelerator.png").stat().st_size > 1000
     assert "failed: RESOURCE_EXHAUSTED" in capsys.readouterr().out
     text = report.page_of(tmp_path)
@@ -65,7 +68,8 @@ def test_sizes_grow_until_they_bring_nothing_or_do_not_fit(speeds, tmp_path, cap
 def test_after_the_time_nothing_is_begun(speeds, tmp_path, monkeypatch):
     now = iter(range(0, 10_000, 50))
     monkeypatch.setattr(accelerator.time, "monotonic", lambda: next(now))
-    assert [row["num_envs"] for row in measured(tmp_path, minutes=2.5, algos=("ppo_pmap",))] == [
+    rows_in_time = measured(tmp_path, minutes=2.5, algos=("ppo_pmap",))
+    assert [row["num_envs"] for row in rows_in_time] == [
         64,
         256,
     ]
@@ -94,7 +98,8 @@ def test_two_checkouts_take_turns_and_their_ratio_is_the_median(monkeypatch, tmp
         speed.Args(against=str(tmp_path), envs=("E",), seconds=2.0),
         ["--num-envs", "8"],
     )
-    assert [side for side, _ in ran] == ["ours"] * 2 + ["other"] * 3 + ["ours"] * 2 + ["other"]
+    sides = [side for side, _ in ran]
+    assert sides == ["ours"] * 2 + ["other"] * 3 + ["ours"] * 2 + ["other"]
     assert {steps for _, steps in ran} == {1, 2000}, (
         "the first run compiles, the others take two seconds"
     )
@@ -130,9 +135,11 @@ def test_a_small_measurement_runs():
 def test_kernels_of_a_loop_count_as_often_as_it_runs():
     def count(times):
         loop = jax.jit(lambda x: jax.lax.fori_loop(0, times, lambda _, x: x @ x, x))
-        return kernels.count_kernels(loop.lower(jax.numpy.ones((64, 64))).compile().as_text())
+        lowered = loop.lower(jax.numpy.ones((64, 64)))
+        return kernels.count_kernels(lowered.compile().as_text())
 
-    assert count(30) - count(20) == 10 * (count(11) - count(10)) >= 10
+    more = count(30) - count(20)
+    assert more == 10 * (count(11) - count(10)) >= 10
 
 
 @pytest.mark.parametrize(
@@ -160,7 +167,8 @@ def test_an_update_has_few_kernels(program, most):
         *sizes,
     )
     assert "all-gather" not in compiled.as_text(), "a single device has nobody to ask"
-    assert {name: found[name] for name, limit in most.items() if found[name] > limit} == {}
+    too_many = {name: found[name] for name, limit in most.items() if found[name] > limit}
+    assert too_many == {}
 
 
 def test_on_an_accelerator_only_the_loop_over_updates_has_no_known_length(monkeypatch):
@@ -172,7 +180,8 @@ def test_on_an_accelerator_only_the_loop_over_updates_has_no_known_length(monkey
         {"program": "ppo", "function": "update", "num_envs": 8},
         jax.devices()[:1],
     )
-    loops = [line for line in lowered.compile().as_text().splitlines() if " while(" in line]
+    lines = lowered.compile().as_text().splitlines()
+    loops = [line for line in lines if " while(" in line]
     assert len(loops) > 4
     assert sum("known_trip_count" not in line for line in loops) == 1
 
@@ -312,8 +321,10 @@ def test_a_part_without_time_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(card, "Worker", PretendedWorker)
     monkeypatch.setattr(card, "machine_class", lambda: "toy-1")
     path = tmp_path / "card.jsonl"
-    card.Card(card.Args(parts=("calls", "others"), minutes=1e-9), path).run()
-    assert [line["left out"] for line in lines_of(path)[1:]] == [["ppo"], ["sac", "dqn", "ppo-gru"]]
+    args = card.Args(parts=("calls", "others"), minutes=1e-9)
+    card.Card(args, path).run()
+    left_out = [line["left out"] for line in lines_of(path)[1:]]
+    assert left_out == [["ppo"], ["sac", "dqn", "ppo-gru"]]
 
 
 @pytest.mark.slow
@@ -330,7 +341,8 @@ def test_the_script_for_a_card_runs_in_small_on_a_cpu(tmp_path):
     card.measure(card.Args(parts=parts, out=str(path), **sizes))
     lines = lines_of(path)
     assert not [line for line in lines if "failed" in line]
-    assert [line["updates_per_call"] for line in lines if line["part"] == "calls"] == [1, 10, 100]
+    calls = [line["updates_per_call"] for line in lines if line["part"] == "calls"]
+    assert calls == [1, 10, 100]
     (profile, of_sac) = (line for line in lines if line["part"] == "profile")
     assert profile["kernels_per_update"] > 100
     assert len(of_sac["most_expensive"]) > 5

@@ -60,7 +60,8 @@ def test_a_job_goes_on_where_it_was_cut_short_and_is_not_run_again(tmp_path, cap
     assert one.log.stat().st_mtime_ns == ended
     capsys.readouterr()
     # The same program again
-    many_seeds.main(many_seeds.What(algorithm="ppo_pmap", flags=one.flags, threshold=1, runs=2))
+    args = many_seeds.What(algorithm="ppo_pmap", flags=one.flags, threshold=1, runs=2)
+    many_seeds.main(args)
     record = json.loads(capsys.readouterr().out)
     assert record["seeds"] == 2
     assert record["learned"] == 2
@@ -121,9 +122,11 @@ def test_every_task_has_flags_that_its_algorithm_takes():
         for name in sorted(sets)
         for task in learning.tasks_of(learning.Args(set=name, seeds=2))
     ]
-    assert len({task.path(Path()) for task in tasks}) == len(tasks) == len(goals())
+    paths = {task.path(Path()) for task in tasks}
+    assert len(paths) == len(tasks) == len(goals())
     assert all(job.args.total_timesteps == task.steps for task in tasks for job in task.jobs)
-    assert {sum(job.args.num_agents for job in task.jobs) for task in tasks} == {2}
+    agents = {sum(job.args.num_agents for job in task.jobs) for task in tasks}
+    assert agents == {2}
 
 
 def record(algorithm: str, env: str, returns: list[list[float]], threshold: float) -> dict:
@@ -173,20 +176,23 @@ def test_the_page_has_the_figures_of_the_files(results):
     beside = "| Acrobot-v1 | ppo_pmap | -100 | -300 {} |"
 
     def others(page):
-        return [line for line in page.split("## classic")[0].splitlines() if line.startswith("| A")]
+        lines = page.split("## classic")[0].splitlines()
+        return [line for line in lines if line.startswith("| A")]
 
     assert others(text) == [beside.format("below¹")]
     path = results / "cpu-2" / "sb3_ppo" / "Acrobot-v1.json"
     one = json.loads(path.read_text())
     for seed, wanted in ((SEED, "below"), (SEED + 1, "below¹")):
-        path.write_text(json.dumps(one | {"flags": one["flags"] | {"eval_seed": seed}}))
+        flags = one["flags"] | {"eval_seed": seed}
+        path.write_text(json.dumps(one | {"flags": flags}))
         assert others(report.page_of(results)) == [beside.format(wanted)]
 
 
 def test_a_machine_that_only_adds_an_algorithm_has_no_chapter(results):
     path = results / "gpu-1" / "dqn_pmap" / "Acrobot-v1.json"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(record("dqn_pmap", "Acrobot-v1", [[-200.0] * 8, [-90.0] * 8], -100)))
+    other = record("dqn_pmap", "Acrobot-v1", [[-200.0] * 8, [-90.0] * 8], -100)
+    path.write_text(json.dumps(other))
     text = report.page_of(results)
     assert "(../benchmarks/results/gpu-1/dqn_pmap/Acrobot-v1.json) | dqn_pmap | -90 |" in text
     assert ", gpu-1" not in text
@@ -200,7 +206,8 @@ def test_the_best_possible_return_stands_in_the_table_and_in_the_picture(results
     path = results / "cpu-2" / "ppo_pmap" / "CartPole-v1.json"
     one = json.loads(path.read_text())
     assert "optimum" not in report.page_of(results).split("## classic")[1]
-    path.write_text(json.dumps(one | {"optimum": {"all_starts": 7.5, "evaluated": 7.25}}))
+    known = one | {"optimum": {"all_starts": 7.5, "evaluated": 7.25}}
+    path.write_text(json.dumps(known))
     table = report.page_of(results).split("## classic")[1]
     (row,) = (line for line in table.splitlines() if line.startswith("| [CartPole-v1]"))
     assert row.split("|")[-2].strip().startswith("7.25 (7.5 ")
@@ -259,12 +266,15 @@ def test_a_game_of_gymnax_has_the_best_return_of_the_equal_one_of_gymnasium():
         obs, _, reward, ends, _ = jax.vmap(lambda key: game.step_env(key, there, action, params))(
             keys
         )
-        return jnp.mean(jax.nn.one_hot(obs, 16) * ~ends[:, None], axis=0), jnp.mean(reward)
+        seen = jax.nn.one_hot(obs, 16)
+        return jnp.mean(seen * ~ends[:, None], axis=0), jnp.mean(reward)
 
     # Neither holes nor the goal
-    alive = np.flatnonzero(~np.isin(np.arange(16), (5, 7, 11, 12, 15)))
+    is_over = np.isin(np.arange(16), (5, 7, 11, 12, 15))
+    alive = np.flatnonzero(~is_over)
     by_action = jax.vmap(often, (None, 0))
-    onward, reward = jax.jit(jax.vmap(by_action, (0, None)))(alive, np.arange(4))
+    of_all = jax.vmap(by_action, (0, None))
+    onward, reward = jax.jit(of_all)(alive, np.arange(4))
     assert_allclose(onward, table.onward[alive], atol=0.04)
     assert_allclose(reward, table.reward[alive], atol=0.04)
     start, _ = game.reset_env(keys[0], params)
@@ -419,7 +429,8 @@ def test_a_seed_keeps_its_own_curve_where_others_have_more_evaluations(tmp_path,
             {"env_steps": x, "eval/return_mean": x**2 / 100} | y
             for x, y in zip(steps, moments, strict=True)
         ]
-        (one.run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (one.run_dir / "metrics.jsonl").write_text(lines)
     config = {
         "versions": {},
         "git": None,
@@ -430,9 +441,11 @@ def test_a_seed_keeps_its_own_curve_where_others_have_more_evaluations(tmp_path,
     one = record_of("appo_pmap", "CartPole-v1", jobs, 50)
     assert one["env_steps"] == [20, 50, 80, 100]
     assert one["evaluations"] == [4, 2]
-    assert_allclose(one["returns"], [[4, 4], [25, 40], [64, 76], [100, 100]], rtol=1e-6)
+    wanted = [[4, 4], [25, 40], [64, 76], [100, 100]]
+    assert_allclose(one["returns"], wanted, rtol=1e-6)
     assert_allclose(one["seconds"], [2, 5, 8, 10])
     assert "(2 of 4 evaluations)" in " ".join(report._row(one, []))
-    row = report._row(one | {"evaluations": [4, 4]}, [30, 70, 101])
+    evaluated = one | {"evaluations": [4, 4]}
+    row = report._row(evaluated, [30, 70, 101])
     assert "evaluations" not in " ".join(row)
     assert row[-3:] == ["4", "70", ""], "of the nearest evaluation, none after the end"

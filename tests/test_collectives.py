@@ -52,10 +52,11 @@ def in_a_scan(x):
         carry = carry + jax.lax.pmean(jnp.sin(x + number), AXIS)
         return carry, jax.lax.pmax(x * number, AXIS)
 
-    return jax.lax.scan(step, x, jnp.arange(5.0), reverse=True, unroll=2), jax.lax.all_gather(
+    gathered = jax.lax.all_gather(
         x,
         AXIS,
     )
+    return jax.lax.scan(step, x, jnp.arange(5.0), reverse=True, unroll=2), gathered
 
 
 def in_a_loop(x):
@@ -70,7 +71,8 @@ def in_a_loop(x):
     def counted(index, total):
         return total + jax.lax.psum(x * index, AXIS)
 
-    return jax.lax.while_loop(goes_on, step, x), jax.lax.fori_loop(0, jnp.int32(x.size), counted, x)
+    counted_up = jax.lax.fori_loop(0, jnp.int32(x.size), counted, x)
+    return jax.lax.while_loop(goes_on, step, x), counted_up
 
 
 def in_a_branch(x):
@@ -94,10 +96,16 @@ doubled.defjvps(lambda tangent, result, x: 2 * tangent)
 def in_functions(x):
     """Functions of JAX around collectives: compiled, differentiated, mapped, computed again."""
     compiled = jax.jit(lambda x: jax.lax.psum(x, AXIS) / 3)
-    gradient = jax.grad(lambda x: jnp.sum(jnp.cos(jax.lax.pmean(x, AXIS))))(x)
-    mapped = jax.vmap(lambda y: jax.lax.pmean(y, AXIS) + jax.lax.psum(y, "rows"), axis_name="rows")(
-        x
-    )
+
+    def total(x):
+        return jnp.sum(jnp.cos(jax.lax.pmean(x, AXIS)))
+
+    gradient = jax.grad(total)(x)
+
+    def over_both(y):
+        return jax.lax.pmean(y, AXIS) + jax.lax.psum(y, "rows")
+
+    mapped = jax.vmap(over_both, axis_name="rows")(x)
     again = jax.checkpoint(lambda x: jnp.tanh(jax.lax.psum(x, AXIS)))
     return compiled(x), compiled(x + 1), gradient, mapped, again(x), doubled(x)
 

@@ -119,15 +119,18 @@ def test_names_are_refused_with_the_nearest_one_or_with_what_makes_it():
 def test_encoding_of_observations():
     one_hot = spaces.encode(jnp.array([2, 0]), spaces.Discrete(3))
     assert_array_equal(one_hot, [[0, 0, 1], [1, 0, 0]])
-    pair = spaces.encode(jnp.array([[1, 2]]), spaces.MultiDiscrete((2, 3)))
+    action = jnp.array([[1, 2]])
+    pair = spaces.encode(action, spaces.MultiDiscrete((2, 3)))
     assert_array_equal(
         pair,
         [[0, 1, 0, 0, 1]],
     )
     highest = np.full((2, 2, 1), 255)
-    image = spaces.Box(np.zeros((2, 2, 1)), highest, (2, 2, 1))
+    black = np.zeros((2, 2, 1))
+    image = spaces.Box(black, highest, (2, 2, 1))
     white = jnp.full((5, 2, 2, 1), 255, jnp.uint8)
-    assert spaces.encode(white, image).tolist() == np.ones((5, 2, 2, 1)).tolist()
+    ones = np.ones((5, 2, 2, 1))
+    assert spaces.encode(white, image).tolist() == ones.tolist()
     matrix = spaces.Box(np.zeros((2, 3)), np.ones((2, 3)), (2, 3))
     flat = spaces.encode(jnp.ones((4, 5, 2, 3), bool), matrix)
     assert flat.shape == (4, 5, 6)
@@ -290,10 +293,12 @@ def test_whole_actions_reach_an_environment_on_the_devices_as_such():
     env = wrap(Gears())
 
     def reward_of(action):
-        return env.step(jax.random.key(0), env.reset(jax.random.key(1))[1], action).reward
+        begun = env.reset(jax.random.key(1))[1]
+        return env.step(jax.random.key(0), begun, action).reward
 
     step = jax.vmap(reward_of)
-    assert step(jnp.array([[-9.0], [-0.6], [0.4], [2.9], [9.0]])).tolist() == [-2, -1, 0, 3, 3]
+    rewards = step(jnp.array([[-9.0], [-0.6], [0.4], [2.9], [9.0]]))
+    assert rewards.tolist() == [-2, -1, 0, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -331,7 +336,8 @@ def test_a_flag_says_what_the_largest_byte_is_for_networks_on_the_device_and_on_
 def test_bounds_of_bytes_outlive_another_shape_and_impossible_numbers():
     for low, high, shape in ((0, 5, (20, 20)), (-1, 5, (20, 20, 3))):
         space = spaces.box(shape, low, high)
-        found, _ = spaces.as_seen("Codes-v0", space, jax.ShapeDtypeStruct((20, 20, 3), np.uint8))
+        codes = jax.ShapeDtypeStruct((20, 20, 3), np.uint8)
+        found, _ = spaces.as_seen("Codes-v0", space, codes)
         bounds = [float(bound.max()) for bound in spaces.byte_range(found)]
         assert bounds == [0, 5]
 
@@ -454,7 +460,8 @@ def unrolled(env: Env, step) -> tuple:
     _, states = jax.vmap(env.reset)(starts)
 
     def play():
-        return jax.lax.scan(one, states, jax.random.split(jax.random.key(1), STEPS))
+        steps = jax.random.split(jax.random.key(1), STEPS)
+        return jax.lax.scan(one, states, steps)
 
     return jax.jit(play)()
 

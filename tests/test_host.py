@@ -138,7 +138,8 @@ def test_parts_of_one_name_are_refused(inner):
 
 
 def test_a_space_of_one_of_several_is_refused():
-    parts = (gymnasium.spaces.Discrete(2), gymnasium.spaces.Box(0, 1, (1,)))
+    box = gymnasium.spaces.Box(0, 1, (1,))
+    parts = (gymnasium.spaces.Discrete(2), box)
     space = gymnasium.spaces.OneOf(parts)
     for kind in ("observation space", "action space"):
         with pytest.raises(ValueError, match="not supported"):
@@ -284,7 +285,8 @@ def test_atari_frames_have_their_channels_last():
     assert_array_equal(envs.reset()[0], picture)
     for action in (2, 3, 2, 2):
         obs = envs.step(np.array([action])).obs
-        picture = np.moveaxis(raw.step(np.array([action]))[0][0], 0, -1)
+        frames = raw.step(np.array([action]))[0]
+        picture = np.moveaxis(frames[0], 0, -1)
         assert_array_equal(obs[0], picture)
     assert obs.shape[1:] == envs.spec.observation_space.shape == (84, 84, 4)
     assert obs.dtype == envs.spec.obs_dtype == np.uint8
@@ -968,7 +970,8 @@ def test_evaluations_have_parameters_of_their_own(tmp_path):
     result = train(tmp_path / "run", env_params='{"limit": 7}', eval_env_params='{"limit": 3}')
     assert result.evaluation["eval/length_mean"] == [3.0]
     assert rows(tmp_path / "run")[-1]["episode/length"] == 7
-    episodes = play.play(play.Args(run=str(tmp_path / "run"), env=TOY, episodes=2))
+    args = play.Args(run=str(tmp_path / "run"), env=TOY, episodes=2)
+    episodes = play.play(args)
     assert episodes.length.tolist() == [
         3,
         3,

@@ -90,7 +90,8 @@ def after(updates: int, case: str, num_devices: int, seed: int, num_seeds: int =
     """State on the devices and metrics; all seeds are given to one program."""
     init, update = programs_of(case, num_devices, num_seeds)
     members = CASES[case][0](num_seeds=num_seeds, seed=seed).members
-    state, outcome = update(init.func(arrays_of(members, num_devices)), np.int32(updates))
+    begun = init.func(arrays_of(members, num_devices))
+    state, outcome = update(begun, np.int32(updates))
     return state, outcome.fetch(updates).metrics
 
 
@@ -115,8 +116,10 @@ def test_x1_x3_x8_an_experiment_is_the_same_on_any_devices_and_beside_other_seed
             relative_difference(acting_part(one.learner), acting_part(to_host(start).learner))
             > 1e-3
         )
-        loss = {"sac": "loss/q1", "pqn": "loss/q", "dqn": "loss/q"}.get(case[:3], "loss/total")
-        assert metrics[loss][place] == pytest.approx(float(one_metrics[loss][0]), rel=1e-3)
+        names = {"sac": "loss/q1", "pqn": "loss/q", "dqn": "loss/q"}
+        loss = names.get(case[:3], "loss/total")
+        wanted = float(one_metrics[loss][0])
+        assert metrics[loss][place] == pytest.approx(wanted, rel=1e-3)
 
 
 @pytest.mark.parametrize("case", BY_CASE)
@@ -179,20 +182,21 @@ def test_x2_every_sample_is_in_one_minibatch_of_each_epoch_on_any_number_of_devi
     assert not np.array_equal(one[0], one[1])
     assert not np.array_equal(one, minibatches_over(1, *sizes, seed=1))
     if sizes == (8, 16, 16):
-        assert len(set(map(tuple, one[0, 0] % [num_steps, width]))) > 1, (
-            "blocks are permuted independently"
-        )
+        places = set(map(tuple, one[0, 0] % [num_steps, width]))
+        assert len(places) > 1, "blocks are permuted independently"
 
 
 def test_x2_many_steps_do_not_stay_in_the_order_of_time():
     """The earlier one of two neighbours in the shuffled order comes first in half of all cases."""
     order = minibatches_over(1, 65_536, 1, 1)[:, 0, :, 0]
     assert_array_equal(np.sort(order), [range(65_536)] * 2)
-    assert np.mean(np.diff(order) > 0) == pytest.approx(0.5, abs=0.03)
+    is_later = np.diff(order) > 0
+    assert np.mean(is_later) == pytest.approx(0.5, abs=0.03)
 
 
 def test_x2_environment_ids_and_keys_are_global():
-    starts = to_host(init_over(small_args(hidden_sizes=(4,)), make_env("Toy"), 4)()).actors.seen.obs
+    init = init_over(small_args(hidden_sizes=(4,)), make_env("Toy"), 4)
+    starts = to_host(init()).actors.seen.obs
     assert len(set(starts[0, :, 0])) == 16
     root = jax.random.fold_in(jax.random.key(3), 4)
     for devices in (1, 2, 8):
@@ -203,9 +207,12 @@ def test_x2_environment_ids_and_keys_are_global():
             lambda n=local: jax.random.key_data(rollout_keys(jax.random.key(3), 5, n)),
             devices,
         )
-        keys = np.moveaxis(np.asarray(keys), 0, 1).reshape(5, 16, 2)  # [T, N, 2]
-        assert len(set(map(tuple, keys.reshape(-1, 2)))) == 5 * 16
-        assert_array_equal(keys[4, 11], jax.random.key_data(jax.random.fold_in(root, 11)))
+        by_step = np.moveaxis(np.asarray(keys), 0, 1)
+        keys = by_step.reshape(5, 16, 2)  # [T, N, 2]
+        all_keys = set(map(tuple, keys.reshape(-1, 2)))
+        assert len(all_keys) == 5 * 16
+        wanted = jax.random.key_data(jax.random.fold_in(root, 11))
+        assert_array_equal(keys[4, 11], wanted)
 
 
 ADAPTIVE = {
@@ -352,7 +359,8 @@ class OracleQ(nn.Module):
     @nn.compact
     def __call__(self, obs, first, memory):
         self.param("unused", nn.initializers.zeros, ())
-        return jnp.repeat(100 * obs[..., :1] + obs[..., 1:], 3, axis=-1), memory
+        numbers = 100 * obs[..., :1] + obs[..., 1:]
+        return jnp.repeat(numbers, 3, axis=-1), memory
 
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.slow)])
@@ -374,9 +382,11 @@ def test_what_is_learned_does_not_depend_on_the_scale_of_rewards():
         env = make_env("Endings")
         advance = env.advance
         env.advance = lambda *inputs: (out := advance(*inputs))._replace(reward=factor * out.reward)
-        return to_host(run_updates(small_args(**flags), env, 2, 10)[0]).learner.params
+        state = run_updates(small_args(**flags), env, 2, 10)[0]
+        return to_host(state).learner.params
 
-    for flags, allowed in (({}, (0, 1e-3)), ({"normalize_returns": False}, (0.1, np.inf))):
+    cases = (({}, (0, 1e-3)), ({"normalize_returns": False}, (0.1, np.inf)))
+    for flags, allowed in cases:
         assert (
             allowed[0]
             <= relative_difference(learned(0.01, **flags), learned(100.0, **flags))

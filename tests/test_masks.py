@@ -84,7 +84,8 @@ def test_a_masked_distribution_is_that_over_what_is_legal(row):
     for pick in np.ndindex(*map(len, choices)):
         indices = [choice[i] for choice, i in zip(choices, pick, strict=True)]
         action = jnp.array(indices)
-        expected = sum(part.log_prob(jnp.int32(i)) for part, i in zip(parts, pick, strict=True))
+        choices_of_parts = zip(parts, pick, strict=True)
+        expected = sum(part.log_prob(jnp.int32(i)) for part, i in choices_of_parts)
         found = float(policy.log_prob(action))
         assert found == pytest.approx(float(expected), abs=1e-6)
     best = [choice[int(part.mode())] for choice, part in zip(choices, parts, strict=True)]
@@ -116,8 +117,9 @@ def test_no_noise_picks_what_is_illegal(rising, monkeypatch, scale=1e4):
                 rows[:, None].repeat(len(noise), 1),
                 np.broadcast_to(legal, (5, len(noise), 6)),
             )
+            for_both = np.stack([noise] * 2, -1)
             first, second = np.moveaxis(
-                np.asarray(policy.sample(np.stack([noise] * 2, -1)[None].repeat(5, 0))),
+                np.asarray(policy.sample(for_both[None].repeat(5, 0))),
                 -1,
                 0,
             )

@@ -39,7 +39,8 @@ def outcomes(ends):
     """
     next_value = [0.4, -0.1, 0.8 if ends == "no end" else 0.7, 0.3, BOOTSTRAP]
     flags = ((np.arange(5) == 2) & (kind in ends) for kind in ("terminated", "truncated"))
-    return [jnp.asarray(x)[:, None] for x in (np.float32(REWARD), np.float32(next_value), *flags)]
+    outputs = (np.float32(REWARD), np.float32(next_value), *flags)
+    return [jnp.asarray(x)[:, None] for x in outputs]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,8 @@ def test_q_lambda_golden_values(ends, expected):
 def test_final_values_are_put_in_for_none_to_all_also_under_vmap():
     random = np.random.default_rng(1)
     draws = random.random((5, 6, 4))
-    threshold = np.array([0, 0.05, 0.3, 0.8, 1.1])[:, None, None]
+    chances = np.array([0, 0.05, 0.3, 0.8, 1.1])
+    threshold = chances[:, None, None]
     cut = draws < threshold
     # A termination too, whose next value does not count
     both = cut & (random.random(cut.shape) < 0.2)
@@ -254,7 +256,8 @@ def test_categorical_against_numpy():
 @pytest.mark.parametrize("legal", [None, [True, True, False, True, False]], ids=["all", "masked"])
 def test_epsilon_greedy_explores_with_probability_epsilon_among_what_is_legal(legal):
     obs = {} if legal is None else {"action_mask": jnp.array(legal)}
-    params = {"params": {"Dense_0": {"kernel": np.eye(5), "bias": np.zeros(5)}}}
+    layer = {"kernel": np.eye(5), "bias": np.zeros(5)}
+    params = {"params": {"Dense_0": layer}}
     q = QHead(Discrete(5)).apply(params, LOGITS, obs)
     best, count = (2, 5) if legal is None else (0, 3)
     floor = np.full(5, 0.3 / count)
@@ -262,7 +265,8 @@ def test_epsilon_greedy_explores_with_probability_epsilon_among_what_is_legal(le
     favour = 0.7 * (np.arange(5) == best)
     expected = floor * allowed + favour
     policy = epsilon_greedy(q, 0.3, obs)
-    grid = np.linspace(2**-24, 1 - 2**-24, 100_001, dtype=np.float32)
+    below_one = 1 - 2**-24
+    grid = np.linspace(2**-24, below_one, 100_001, dtype=np.float32)
     noise = grid[:, None]
     picks = jax.vmap(policy.sample)(noise)
     frequencies = np.bincount(picks, minlength=5) / len(noise)
@@ -285,7 +289,8 @@ def test_sample_frequencies(space):
     def sample(key):
         return policy.sample(action_noise(key, space))
 
-    samples = np.asarray(jax.vmap(sample)(keys)).reshape(len(keys), -1)
+    drawn = np.asarray(jax.vmap(sample)(keys))
+    samples = drawn.reshape(len(keys), -1)
     edges = np.cumsum([0, *space.nvec])
     for i, n in enumerate(space.nvec):
         counts = np.bincount(samples[:, i], minlength=n)
@@ -325,7 +330,8 @@ def of_normals():
     policies = [Normal(jnp.float32(mean), jnp.float32(np.log(std))) for mean, std in pairs]
     u = np.linspace(-12, 12, 100_001)[:, None]
     scaled = (u - means[:, None]) / stds[:, None]
-    p, q = np.exp(-0.5 * scaled**2) / (stds[:, None] * math.sqrt(2 * math.pi))
+    scale = stds[:, None] * math.sqrt(2 * math.pi)
+    p, q = np.exp(-0.5 * scaled**2) / scale
     density = p * np.log(p / q)
     return *policies, np.trapezoid(density, u, axis=0).sum()
 
@@ -364,7 +370,8 @@ def test_kl_divergences_and_probabilities_of_own_components_alone():
     joint = [Joint({"a": (pairs[0][i], pairs[4][i]), "b": pairs[1][i]}) for i in range(2)]
     pairs.append(joint)
     of_joint = values[0] + values[1] + values[4]
-    for (policy, other), value in zip(pairs, [*values, of_joint], strict=True):
+    all_values = [*values, of_joint]
+    for (policy, other), value in zip(pairs, all_values, strict=True):
         assert_allclose(
             policy.kl(other),
             value,
@@ -379,7 +386,8 @@ def test_kl_divergences_and_probabilities_of_own_components_alone():
                 return p.kl(q)
 
             gradients = jax.grad(divergence, (0, 1), allow_int=True)(policy, second)
-            moved = [np.abs(x).max() for x in jax.tree.leaves(gradients) if x.dtype == np.float32]
+            leaves = jax.tree.leaves(gradients)
+            moved = [np.abs(x).max() for x in leaves if x.dtype == np.float32]
             assert np.isfinite(moved).all()
             assert (np.max(moved) < 1e-6) == is_zero
     drawn = policy.sample_with_key(jax.random.key(0))  # of the last pair, several parts
@@ -548,7 +556,8 @@ def merged(stats, batch, valid):
     alone = jax.tree.map(leading, (stats, batch))
 
     def merge(old, new):
-        return jax.tree.map(lambda x: x[0], old).merge(new[0], valid)
+        before = jax.tree.map(lambda x: x[0], old)
+        return before.merge(new[0], valid)
 
     after = over_devices(merge, 1, *alone)
     return jax.tree.map(lambda x: x[0], after)

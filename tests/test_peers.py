@@ -74,7 +74,8 @@ def test_a_peer_fills_the_same_kind_of_file(args, tmp_path):
     )
     assert config["starts"] == states_of("CartPole-v1", 128).tolist()
     assert record["env_steps_to_threshold"] == [None, None]
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/metrics.jsonl")}
+    logs = (tmp_path / "runs").glob("*/metrics.jsonl")
+    before = {path: path.stat().st_mtime_ns for path in logs}
     peers.train(args)
     assert {path: path.stat().st_mtime_ns for path in before} == before and len(before) == 2, (
         "one run for each seed"
@@ -125,7 +126,8 @@ def test_a_peer_in_jax_is_evaluated_between_updates_with_its_greedy_actions(tmp_
         memory=0.0,
     )
     on_device.train(rows.Rows(tmp_path), peer)
-    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    written = [json.loads(line) for line in lines]
     steps = [row["env_steps"] for row in written]
     assert steps == [8, 16, 28, 36], "whole updates, evenly, and the end"
     assert [row["eval/return_mean"] for row in written] == [
@@ -241,5 +243,6 @@ def test_episodes_on_the_host_begin_where_those_of_the_kit_do():
         seen = envs.reset()
         those = slice(begun, begun + count)
         envs.close()
-        starts = np.stack([np.cos(angles[those]), np.sin(angles[those]), speeds[those]], axis=-1)
+        columns = [np.cos(angles[those]), np.sin(angles[those]), speeds[those]]
+        starts = np.stack(columns, axis=-1)
         assert_allclose(seen, starts, atol=1e-6)

@@ -98,7 +98,8 @@ def test_envpool_resets_within_the_step_that_ends_an_episode():
         assert (moved < 0.5).all() and (np.abs(out.obs[over]) < 0.051).all(), (
             "where CartPole begins"
         )
-        assert (np.abs(out.final_obs[over]) > 0.051).any(axis=1).all()
+        starts = np.abs(out.final_obs[over])
+        assert (starts > 0.051).any(axis=1).all()
         before = out.obs
         ends = ends + over.sum()
     envs.close()
@@ -117,14 +118,16 @@ def test_it_goes_on_after_a_failed_actor_and_resumes(algorithm, tmp_path):
         env_params=trouble,
         **memory,
     )
-    whole = algorithm.train(algorithm.Args.from_run(tmp_path / "run", env=TOY, env_params=trouble))
+    args = algorithm.Args.from_run(tmp_path / "run", env=TOY, env_params=trouble)
+    whole = algorithm.train(args)
     assert half.env_steps == 64
     assert whole.env_steps == 128
     assert whole.status == "finished"
     assert (
         max(row["actors/restarts"] for row in rows_with("actors/restarts", tmp_path / "run")) == 1
     )
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(whole.params))
+    leaves = jax.tree.leaves(whole.params)
+    assert all(np.isfinite(x).all() for x in leaves)
 
 
 def test_a_gif_shows_an_episode_and_changes_no_number(tmp_path):

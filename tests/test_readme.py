@@ -104,7 +104,8 @@ def test_the_update_of_the_page_of_ppo_runs_under_shard_map():
     )
     names = {}
     exec(code, names)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(names["state"].learner.params))
+    leaves = jax.tree.leaves(names["state"].learner.params)
+    assert all(np.isfinite(x).all() for x in leaves)
 
 
 def write_environments(folder: Path) -> None:
@@ -158,7 +159,8 @@ def test_the_documented_frame_draws_an_environment(tmp_path, monkeypatch):
                 np.abs(np.asarray(gif.convert("RGB"), int) - [0, 114, 178]).max(axis=2) < 20
             )
             middles.append(blue.mean(axis=0)[1])
-    moved = 50 * float(recording.obs[-1, 0] - recording.obs[0, 0])
+    distance = float(recording.obs[-1, 0] - recording.obs[0, 0])
+    moved = 50 * distance
     assert middles[1] - middles[0] == pytest.approx(moved, abs=2)
 
 
@@ -197,7 +199,8 @@ def test_seeds_sweeps_resume_and_policies_come_for_free(written, tmp_path):
         "num_devices": 1,
     }
     whole = written.train(written.Args(**flags, run_dir=str(tmp_path / "whole")))
-    written.train(written.Args(**flags, run_dir=str(tmp_path / "half"), stop_after=128))
+    args = written.Args(**flags, run_dir=str(tmp_path / "half"), stop_after=128)
+    written.train(args)
     half = written.train(written.Args.from_run(tmp_path / "half"))
     assert half.state_sha256 == whole.state_sha256
     policy = load_policy(tmp_path / "half", algorithm=written, member=1)

@@ -55,7 +55,8 @@ class Lab(host_helpers.Lab):
         rng = np.random.default_rng(seed)
         steps = self.args.num_steps
         envs = self.args.envs_per_actor
-        numbers = 1e6 * seed + np.arange((steps + 1) * envs * 2, dtype=np.float32).reshape(
+        numbers_of_steps = np.arange((steps + 1) * envs * 2, dtype=np.float32)
+        numbers = 1e6 * seed + numbers_of_steps.reshape(
             steps + 1,
             envs,
             2,
@@ -91,12 +92,14 @@ def stored(state: TrainState) -> np.ndarray:
     replay = jax.tree.map(lambda x: x[0], state.actors.replay)
     filled = np.minimum(replay.count, replay.data.reward.shape[1])
     held = np.arange(replay.data.reward.shape[1]) < filled[:, None]
-    return sorted_rows(*(np.asarray(x)[held] for x in jax.tree.leaves(replay.data)))
+    columns = (np.asarray(x)[held] for x in jax.tree.leaves(replay.data))
+    return sorted_rows(*columns)
 
 
 def sorted_rows(*columns: np.ndarray) -> np.ndarray:
+    flat = [column.reshape(len(column), -1).astype(np.float64) for column in columns]
     rows = np.concatenate(
-        [column.reshape(len(column), -1).astype(np.float64) for column in columns],
+        flat,
         axis=1,
     )
     return rows[np.lexsort(rows.T)]
@@ -187,7 +190,8 @@ def test_the_ratio_to_valid_steps_is_exact(ratio=2.3):
     for count, batch in enumerate(batches, 1):
         steps += sum(rollout.valid.sum() for rollout in batch)
         run = lab.updated(*batches[:count]).run
-        assert run.gradient_updates[0] == int(Fraction(str(ratio)) * max(int(steps) - 40, 0))
+        learning_steps = max(int(steps) - 40, 0)
+        assert run.gradient_updates[0] == int(Fraction(str(ratio)) * learning_steps)
         assert run.updates[0] == count  # which batches and noise are drawn by
         assert lab.warming_up == (steps < 40), "whether actors still act at random"
 
@@ -209,7 +213,8 @@ def test_lockstep_repeats_and_counts_every_step(tmp_path):
     for row in rows:
         assert row["replay/stored"] == row["env_steps"]  # the toys reset within the step
         assert row["gradient_updates"] == max(row["env_steps"] - 64, 0) // 4
-    assert np.isfinite(load_policy(tmp_path / "a")(np.zeros((3, 2)))).all()
+    policy = load_policy(tmp_path / "a")
+    assert np.isfinite(policy(np.zeros((3, 2)))).all()
 
 
 TERMINATING = {
@@ -263,7 +268,8 @@ def test_a_resumed_run_has_its_exact_learner_and_buffer_without_another_warm_up(
 def test_images_and_parts_with_masks(toy, tmp_path):
     """No illegal action is taken, whether at random, by the policy, or in evaluations."""
     result = train(tmp_path, env=f"{TOYS}{toy}-v0")
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.params))
+    leaves = jax.tree.leaves(result.params)
+    assert all(np.isfinite(x).all() for x in leaves)
     assert (
         min(row["episode/return_min"] for row in metric_rows(tmp_path) if row.get("episode/count"))
         >= 0
@@ -282,7 +288,8 @@ def test_actions_are_uniform_and_held_at_first():
     ]
     first = outputs[0][0]
     actions = [kept for _, kept, _ in outputs]
-    assert [(a == b).all() for a, b in itertools.pairwise(actions)] == [True, True, False, True]
+    are_equal = [(a == b).all() for a, b in itertools.pairwise(actions)]
+    assert are_equal == [True, True, False, True]
     assert len(np.unique(actions[0])) > 1000, "of each environment others"
     assert abs(np.mean(actions[0])) < 0.1
     assert 0.5 < np.std(actions[0]) < 0.65
@@ -291,7 +298,5 @@ def test_actions_are_uniform_and_held_at_first():
         "the toy's Box"
     )
     learned = lab.driver.publish(learner, run.replace(env_steps=jnp.int32(64)))
-    assert (
-        np.abs(lab.driver.act_on_host(learned, (), key, jnp.uint32(0), seen)[1] - actions[0]).max()
-        > 0.1
-    )
+    others = lab.driver.act_on_host(learned, (), key, jnp.uint32(0), seen)[1]
+    assert np.abs(others - actions[0]).max() > 0.1

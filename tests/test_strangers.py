@@ -431,7 +431,8 @@ def test_escapes_of_a_run_reach_neither_terminal_nor_picture(
         ESCAPES,
     )
     if name == "env_spec":
-        value = json.loads((run_dir / "config.json").read_text())["env_spec"] | {"name": ESCAPES}
+        spec = json.loads((run_dir / "config.json").read_text())["env_spec"]
+        value = spec | {"name": ESCAPES}
     changed(run_dir, **{name: value})
     (run_dir / "config.json").write_text(
         (run_dir / "config.json").read_text().replace("0.99", json.dumps(ESCAPES))
@@ -519,7 +520,8 @@ def test_a_metric_that_is_no_number_is_refused_with_its_name(tmp_path, odd):
     rows = [{"env_steps": step, "a": [1.0, None], "b": 1, "time/wall": odd} for step in (1, 2)]
     rows.append({"env_steps": 3, "a": odd})
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert read_log(tmp_path, ["b"]).series["b"].values.tolist() == [[1.0], [1.0]]
+    log = read_log(tmp_path, ["b"])
+    assert log.series["b"].values.tolist() == [[1.0], [1.0]]
     with pytest.raises(UsageError, match="a .* 3"):
         read_log(tmp_path, ["a"])
 
@@ -609,7 +611,8 @@ def test_what_a_kill_leaves_does_not_stand_in_the_way(tmp_path, stopping):
 
 def test_a_complete_checkpoint_without_a_config_is_not_replaced(run_dir):
     (run_dir / "config.json").unlink()
-    assert "config.json" in refusal(ppo.train, ppo.Args, ["--run-dir", str(run_dir), *SMALL])
+    told = refusal(ppo.train, ppo.Args, ["--run-dir", str(run_dir), *SMALL])
+    assert "config.json" in told
     assert (run_dir / "checkpoints" / "256").exists()
 
 
@@ -650,7 +653,8 @@ def test_tensorboard_hides_steps_that_a_resumed_run_makes_again(tmp_path, monkey
 
     monkeypatch.setitem(sys.modules, "tensorboardX", type(sys)("tensorboardX"))
     sys.modules["tensorboardX"].SummaryWriter = Writer
-    for changes, step in (({}, 0), ({"resume": "a", "run_dir": "a"}, 128)):
+    cases = (({}, 0), ({"resume": "a", "run_dir": "a"}, 128))
+    for changes, step in cases:
         LogWriter(
             tmp_path,
             small_args(tensorboard=True, **TINY | changes),

@@ -235,7 +235,8 @@ def test_codes_of_jumanji_are_codes_and_amounts_are_amounts():
     assert_array_equal(obs["board"], jnp.ravel(theirs) + 1)
     assert game.observation_space["board"] == MultiDiscrete((18,) * 16)
     assert tiles["board"].max() in (1, 2)
-    out = snake.step(jax.random.key(0), snake.reset(jax.random.key(0))[1], jnp.int32(0))
+    begun = snake.reset(jax.random.key(0))[1]
+    out = snake.step(jax.random.key(0), begun, jnp.int32(0))
     assert out.final_obs["step_count"] == pytest.approx(1 / 4000)
 
 
@@ -246,7 +247,8 @@ def test_where_jumanji_leaves_no_action_all_are_possible():
         (snake, np.zeros(4, bool), [1] * 4),
         (foraging, np.array([[0] * 6, [0, 0, 1, 0, 0, 0]], bool), [1] * 6 + [0, 0, 1, 0, 0, 0]),
     ]:
-        shapes = jax.eval_shape(env.inner.reset, jax.random.key(0))[1].observation
+        begun = jax.eval_shape(env.inner.reset, jax.random.key(0))[1]
+        shapes = begun.observation
         seen = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)._replace(
             action_mask=jnp.asarray(none)
         )

@@ -54,7 +54,7 @@ class Args:
 
 
 def measure_all(args: Args) -> None:
-    """What the command does: the first size of each series, then the next of each that is worth it.
+    """Measure the first size of each series, then the next of each that is worth it.
 
     Raises UsageError where the first size of one cannot be, TrainingError where nothing can.
     """
@@ -84,8 +84,7 @@ def measure_all(args: Args) -> None:
 
 
 def measurement(algorithm: str, env: str, num_envs: int) -> Row:
-    """What benchmarks.speed measures, in a process that may run out of memory; `failed` says why
-    not.
+    """Run benchmarks.speed in a process that may run out of memory; `failed` says why not.
 
     Raises UsageError where the algorithm does not take its first size, or this environment.
     """
@@ -101,7 +100,11 @@ def measurement(algorithm: str, env: str, num_envs: int) -> Row:
         of_replay if algorithm in ("sac_pmap", "dqn_pmap") else of_rollouts
     )
     training = Training(
-        algorithm=ROOT, env=algorithm, total_timesteps=flag_words(flags), seconds=2.0, kernels=True
+        checkout=ROOT,
+        algorithm=algorithm,
+        words=flag_words(flags),
+        seconds=2.0,
+        kernels=True,
     )
     try:
         return {"flags": flags, "steps_per_second": training.measure()} | training.about
@@ -112,7 +115,7 @@ def measurement(algorithm: str, env: str, num_envs: int) -> Row:
 
 
 def load_rows(machine: Path) -> list[Row]:
-    """What was measured on a class of machines. Raises UsageError where the file is something
+    """Read what was measured on a class of machines. Raises UsageError where the file is something
     else.
     """
     return read_record(

@@ -1,5 +1,5 @@
-"""What an accelerator makes of the programs, in one script of a few minutes: speeds, options of
-XLA, a profile.
+"""Measure the programs on an accelerator in one script of a few minutes: speeds, options of XLA, a
+profile.
 
     python -m benchmarks.card --source ~/purejaxrl ~/purejaxql
     python -m benchmarks.card --parts options profile --minutes 4
@@ -170,7 +170,7 @@ class Worker:
 
 
 class Card:
-    """What the command does: parts one after another, a line of JSON for everything that is
+    """A run of the command: parts one after another, a line of JSON for everything that is
     known.
     """
 
@@ -367,7 +367,7 @@ class Card:
         return worker.about | median_of(found)
 
     def tried(self, function: Callable[..., Row], *args: Any, **named: Any) -> Row:
-        """What it returns, or why it failed."""
+        """Return what a call returns, or why it failed."""
         try:
             return function(*args, **named)
         except TrainingError as error:
@@ -394,7 +394,7 @@ def merged(options: Iterator[str]) -> str:
 
 
 def work(job: Row) -> None:
-    """What a worker does: compile, say so, and answer requests until there are none."""
+    """Serve as a worker: compile, say so, and answer requests until there are none."""
     answer = sys.stdout
     sys.stdout = sys.stderr  # whatever else is printed
     about, measure = {"ours": ours, "peer": peer, "resume": resumed}[job["kind"]](job)
@@ -431,7 +431,7 @@ def ours(job: Row) -> tuple[Row, Callable[..., Row]]:
 
 
 def peer(job: Row) -> tuple[Row, Callable[..., Row]]:
-    """Likewise of a peer, whose training is one call."""
+    """Compile the training of a peer, which is one call, and say how to measure it."""
     sys.path.insert(0, str(TRAINERS))
     import jax
     import train_pure as trainer
@@ -518,7 +518,7 @@ def resumed(job: Row) -> tuple[Row, Callable[..., Row]]:
 
 
 def measure(args: Args) -> None:
-    """What the command does."""
+    """Run the command."""
     path = (
         Path(args.out)
         if args.out

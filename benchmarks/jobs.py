@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pmaprl.cli.command import parse
 from pmaprl.cli.errors import TrainingError, UsageError
@@ -28,6 +28,9 @@ from pmaprl.cli.files import is_run, writing
 from pmaprl.cli.run_flags import ONE_TIME, flag_words
 from pmaprl.runs.lock import check_free
 from pmaprl.runs.metrics import read
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK_INTERVAL = 5.0  # seconds between two looks at a run that goes on
@@ -85,7 +88,7 @@ class Job:
 
     @cached_property
     def command(self) -> str:
-        """As a person would type it."""
+        """The command as a person would type it."""
         return shlex.join(["python", f"algos/{self.algorithm}.py", *self.flags])
 
     @property
@@ -98,7 +101,7 @@ class Job:
         return self.args.total_timesteps * self.args.num_agents
 
     def steps(self) -> int:
-        """Those of them that are done."""
+        """Count the steps that are done."""
         rows = [row["env_steps"] for row in read(self.run_dir / "metrics.jsonl")]
         return min(max(rows, default=0), self.args.total_timesteps) * self.args.num_agents
 
@@ -227,8 +230,7 @@ def run(jobs: Iterable[Job], after_each: Callable[[], None] = lambda: None) -> l
             try:
                 _watch(job, show)
                 steps[job] = job.total_steps
-                if not bar.console.is_terminal:
-                    print(f"done: {job.command}", flush=True)
+                _say_done(job, bar.console)
             except TrainingError as error:
                 failed.append(job)
                 bar.console.print(str(error), markup=False, style="red", soft_wrap=True)
@@ -236,6 +238,12 @@ def run(jobs: Iterable[Job], after_each: Callable[[], None] = lambda: None) -> l
         after_each()  # all may have been done before
         bar.update(everything, description="")
     return failed
+
+
+def _say_done(job: Job, console: "Console") -> None:
+    """A line for a log; a terminal has the bar."""
+    if not console.is_terminal:
+        print(f"done: {job.command}", flush=True)
 
 
 def _watch(job: Job, show: Callable[[int], None]) -> None:

@@ -1,5 +1,5 @@
-"""What compilers for an H100 and for a TPU make of the programs, on a machine that has neither: one
-table.
+"""Compile the programs for an H100 and for a TPU, on a machine that has neither, and count kernels:
+one table.
 
     python -m benchmarks.kernels
     python -m benchmarks.kernels --programs ppo ppo-gru pqn --targets h100 \\
@@ -127,7 +127,7 @@ class Args:
 
 
 def compile_all(args: Args) -> None:
-    """What the command does. Raises TrainingError where nothing can be installed or compiled."""
+    """Run the command. Raises TrainingError where nothing can be installed or compiled."""
     path = Path(args.results) / "kernels.json"
     make_folder(path.parent)
     record = json.loads(path.read_text()) if path.exists() else {"sources": {}, "rows": []}
@@ -154,8 +154,8 @@ def compile_all(args: Args) -> None:
 
 
 def packages_needed() -> list[str]:
-    """What the kit needs in the versions that it has here, with the compilers; the second two are
-    PureJaxRL's.
+    """List what the kit needs in the versions that it has here, with the compilers; the second two
+    are PureJaxRL's.
     """
     names = (
         "flax",
@@ -257,7 +257,7 @@ def lowered_program(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
 def parts_of_run(
     program: str, num_envs: int, devices: list[Any], more: Row | None = None
 ) -> tuple[Any, ...]:
-    """What a run of one of PROGRAMS is made of: flags, programs, what they begin from, and what
+    """Make the parts of a run of one of PROGRAMS: flags, programs, what they begin from, and what
     `update` takes beside.
 
     Args:

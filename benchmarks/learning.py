@@ -1,5 +1,4 @@
-"""What the algorithms learn: runs the commands of the docs over many seeds, and writes what came of
-them.
+"""Train with the commands of the docs over many seeds, and write what came of them.
 
 python -m benchmarks.learning --set classic
 
@@ -45,7 +44,7 @@ class Goal(NamedTuple):
 
 
 def goals() -> list[Goal]:
-    """Those of the kit."""
+    """The goals of the kit."""
     found = []
     for name, algorithms in tomllib.loads((FOLDER / "sets.toml").read_text()).items():
         for algorithm, envs in algorithms.items():
@@ -59,7 +58,7 @@ def goals() -> list[Goal]:
 
 
 def peers(table: str = "peers") -> dict[str, dict[str, Any]]:
-    """What is known of each peer, by name; or `flags`, by peer and algorithm."""
+    """Look up what is known of each peer, by name; or `flags`, by peer and algorithm."""
     return _published()[table]
 
 
@@ -72,7 +71,7 @@ def _published() -> dict[str, Any]:
 
 
 def goals_of_peer(peer: str) -> list[Goal]:
-    """Those of the kit for which the peer's authors publish flags; its PPO has the goals of APPO,
+    """Goals of the kit for which the peer's authors publish flags; its PPO has the goals of APPO,
     too.
     """
     published = peers("flags")
@@ -204,7 +203,7 @@ class Args(Choice):
 
 
 def tasks_of(args: Args) -> list[Task]:
-    """What a set asks for. Raises UsageError where nothing of it is chosen."""
+    """List what a set asks for. Raises UsageError where nothing of it is chosen."""
     tasks = []
     for goal in chosen([goal for goal in goals() if goal.set == args.set], args.algos, args.envs):
         steps = args.total_timesteps or goal.steps
@@ -228,7 +227,7 @@ def tasks_of(args: Args) -> list[Task]:
 
 
 def learn(args: Args) -> None:
-    """What the command does. Raises UsageError or TrainingError as `run_all` does."""
+    """Run the command. Raises UsageError or TrainingError as `run_all` does."""
     run_all(tasks_of(args), Path(args.results) / machine_class())
 
 

@@ -1,5 +1,5 @@
-"""What many seeds of a run end with, and whether any of them loses what it had; prints one line of
-JSON.
+"""Train many seeds and see what they end with, and whether any of them loses what it had; prints
+one line of JSON.
 
     python -m benchmarks.many_seeds ppo_pmap --threshold 495 -- --env CartPole-v1 \\
         --num-seeds 200 --seed 10000
@@ -32,7 +32,7 @@ from pmaprl.runs.metrics import EVALUATION, read_log
 
 @dataclass
 class What:
-    """What to train, and what counts as learned."""
+    """Flags of what to train, and of what counts as learned."""
 
     algorithm: tyro.conf.Positional[str]
     """A file of algos/, such as ppo_pmap."""

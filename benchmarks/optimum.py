@@ -62,8 +62,8 @@ def optimum_of(env: str, env_params: str, episodes: int) -> Optimum | None:
 
 
 def table_of(game: Any) -> Table | None:
-    """What gymnasium's toy text holds as `P`; None for other games, and where that is not all that
-    happens.
+    """Read what gymnasium's toy text holds as `P`; None for other games, and where that is not all
+    that happens.
     """
     inner = game.unwrapped
     if not (hasattr(inner, "P") and hasattr(inner, "initial_state_distrib")):

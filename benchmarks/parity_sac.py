@@ -137,7 +137,7 @@ def _in_parts(found: dict) -> dict[str, np.ndarray]:
 
 
 def compare(args: Args) -> None:
-    """What the command does. Raises TrainingError where the authors' code fails."""
+    """Run the command. Raises TrainingError where the authors' code fails."""
     packages = packages_for("sbx", "cpu")  # what the code of others needs, too
     install("sbx", packages)
     jax.config.update("jax_enable_x64", True)

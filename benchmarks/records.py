@@ -1,5 +1,5 @@
-"""What a benchmark keeps of finished runs: one record for an environment and an algorithm, over all
-seeds.
+"""Records that a benchmark keeps of finished runs: one for an environment and an algorithm, over
+all seeds.
 """
 
 import json
@@ -50,7 +50,7 @@ def machine_class() -> str:
 
 
 def record_of(algorithm: str, env: str, jobs: list[Job], threshold: float) -> dict[str, Any]:
-    """What came of runs that differ in their seeds only; `algorithm` and `env` are names to show.
+    """Sum up runs that differ in their seeds only; `algorithm` and `env` are names to show.
 
     `returns` are the greedy ones, [steps][seeds], None where one is not finite. Where only others
     were evaluated at a step, a seed's is on the line between its own `evaluations`. `optimum` is
@@ -117,7 +117,7 @@ def spread(returns: np.ndarray) -> str:
 
 
 def log_of(job: Job) -> Log:
-    """What a finished run has written. Raises UsageError where it is not all there."""
+    """Read what a finished run has written. Raises UsageError where it is not all there."""
     log = read_log(job.run_dir, [EVALUATION])
     evaluated = max(log.series[EVALUATION].steps, default=0) if EVALUATION in log.series else 0
     if evaluated < job.args.total_timesteps:
@@ -137,7 +137,7 @@ def load_records(machine: Path) -> list[dict[str, Any]]:
 
 
 def load_record(path: Path) -> dict[str, Any]:
-    """What `record_of` gave. Raises UsageError where the file is something else."""
+    """Read what `record_of` gave. Raises UsageError where the file is something else."""
     return read_record(path, "benchmarks.learning", _check)
 
 

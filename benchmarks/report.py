@@ -42,7 +42,7 @@ class Args:
 
 
 def report(args: Args) -> None:
-    """What the command does."""
+    """Run the command."""
     results = Path(args.results)
     page = Path(args.page)
     if not _machines(results):
@@ -182,8 +182,8 @@ def _reservation(record: Record) -> str:
 
 
 def counterpart(algorithm: str, there: set[str]) -> str | None:
-    """Which of the kit's that are `there` a peer's algorithm is compared with: sb3_ppo with
-    ppo_pmap; None for ours.
+    """Find the one of the kit's that are `there` with which a peer's algorithm is compared: sb3_ppo
+    with ppo_pmap; None for ours.
     """
     kind, *more = algorithm.rsplit("_", 1)[-1].split(" ", 1)  # such as "pqn" and "(gru)"
     names = (" ".join([f"{prefix}{kind}_pmap", *more]) for prefix in ("", "a"))
@@ -317,8 +317,8 @@ def _chapters(results: Path) -> Iterator[tuple[str, str, list[Record]]]:
 
 
 def _adds_to(some: set[tuple[str, str]], others: set[tuple[str, str]]) -> bool:
-    """Whether these tasks, algorithms and environments, are new in some of the environments of the
-    others.
+    """Tell whether these tasks, algorithms and environments, are new in some of the environments of
+    the others.
     """
     return some.isdisjoint(others) and {env for _, env in some} < {env for _, env in others}
 

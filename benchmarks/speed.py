@@ -227,17 +227,17 @@ def rows_of(args: Args, words: list[str]) -> list[Row]:
 
 
 def row_of(args: Args, words: list[str]) -> Row:
-    """What one size costs, beside another checkout or a peer where that is asked for."""
+    """Measure one size, beside another checkout or a peer where that is asked for."""
     checkouts = [ROOT, *([Path(args.against).resolve()] if args.against else [])]
     sides: list[Any] = [
         Training(
-            algorithm=x,
-            env=args.algorithm,
-            total_timesteps=words,
-            eval_interval=args.seconds,
-            eval_episodes=args.kernels,
+            checkout=checkout,
+            algorithm=args.algorithm,
+            words=words,
+            seconds=args.seconds,
+            kernels=args.kernels,
         )
-        for x in checkouts
+        for checkout in checkouts
     ]
     if args.source:
         sides.append(PeerTraining(args, words, sides[0]))
@@ -367,7 +367,7 @@ def _speeds(row: Row) -> list[str]:
 
 
 def speed(args: Args, words: list[str]) -> None:
-    """What the command does."""
+    """Run the command."""
     if args.out:
         check_target(Path(args.out))
     if args.rows:

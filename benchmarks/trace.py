@@ -1,5 +1,5 @@
-"""What a trace of JAX's profiler says of a device: kernels, launches, and how long the device had
-nothing to do.
+"""Counts that a trace of JAX's profiler gives of a device: kernels, launches, and how long the
+device had nothing to do.
 """
 
 import gzip

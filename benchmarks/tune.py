@@ -123,8 +123,8 @@ def draw(args: Args) -> list[HParams]:
 
 
 def _value(random: np.random.Generator, kind: Any) -> Any:
-    """What a candidate gets: a choice of a list, a number of two digits between two bounds, or None
-    for the default.
+    """Draw what a candidate gets: a choice of a list, a number of two digits between two bounds, or
+    None for the default.
     """
     if isinstance(kind, list | dict) and random.random() < 0.5:
         return None
@@ -144,7 +144,7 @@ def jobs_of(args: Args, env: str, flags: HParams, steps: int, seeds: range) -> l
 
 
 def returns_of_all(args: Args, candidates: list[HParams], steps: int) -> np.ndarray:
-    """What candidates earn [environments, candidates], mean over seeds; NaN where one has failed.
+    """Returns of candidates [environments, candidates], mean over seeds; NaN where one has failed.
 
     Raises TrainingError where all have.
     """
@@ -184,8 +184,8 @@ def scores_of(returns: np.ndarray) -> np.ndarray:
 
 
 def returns_of(jobs: list[Job]) -> np.ndarray:
-    """Of each seed [S], the mean greedy return over the second half of the run: learning sooner
-    counts, too.
+    """Mean greedy returns of each seed [S] over the second half of the run: learning sooner counts,
+    too.
     """
     curves = [log_of(job).series[EVALUATION] for job in jobs]
     return np.concatenate(

@@ -1,4 +1,4 @@
-"""What mkdocs does with README.md and with links that lead out of docs/; see mkdocs.yml."""
+"""Hooks of mkdocs for README.md and for links that lead out of docs/; see mkdocs.yml."""
 
 import re
 from pathlib import Path

@@ -28,7 +28,7 @@ NEEDED = "algos", "common", "notebooks"
 
 
 def copy_repository(target: Path) -> Path:
-    """What notebooks need of the working tree, copied to execute them in; returns `target`."""
+    """Copy what notebooks need of the working tree, to execute them in; returns `target`."""
     for name in NEEDED:
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
     return target

@@ -109,7 +109,13 @@ def run_python(
     words = [sys.executable, *map(str, words)]
     env = environment(**changes)
     return subprocess.run(
-        words, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False
+        words,
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
 
 
@@ -127,9 +133,16 @@ def slow_imports(*words: Any, **how: Any) -> tuple[subprocess.CompletedProcess, 
 
 def start_script(*words: Any, cwd: Path, script: Path = SCRIPT, **changes: str) -> subprocess.Popen:
     """Start the script in the background, stdout and stderr together in one pipe."""
-    how = {"cwd": cwd, "env": environment(PYTHONUNBUFFERED="1", **changes), "text": True}
+    how = {
+        "cwd": cwd,
+        "env": environment(PYTHONUNBUFFERED="1", **changes),
+        "text": True,
+    }
     return subprocess.Popen(
-        command(*words, script=script), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **how
+        command(*words, script=script),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        **how,
     )
 
 

@@ -38,7 +38,8 @@ LONGEST_FIRST += ("render", "common", "bad_input", "maths", "plot", "distributed
 # Their tests start processes and share nothing
 IN_ANY_PROCESS = {"tests/test_distributed.py", "tests/test_notebooks.py"}
 SAME_PROCESS = dict.fromkeys(
-    ["tests/test_policy.py", "tests/test_strangers.py"], "tests/test_export.py"
+    ["tests/test_policy.py", "tests/test_strangers.py"],
+    "tests/test_export.py",
 )  # they share what `trained` trains
 
 
@@ -58,8 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class WholeFiles(LoadFileScheduling):
-    """Of most files one process runs all tests, for they share what they have trained and
-    compiled.
+    """A scheduler that gives most files to one process each, for their tests share what they have
+    trained and compiled.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -79,7 +80,9 @@ def users_compiler(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")  # XLA has read them
     emitters = {"xla_cpu_use_fusion_emitters": True} if HAS_EMITTERS else {}
     monkeypatch.setattr(
-        pmaprl.device.programs, "_options", lambda level: options_of_users(level) | emitters
+        pmaprl.device.programs,
+        "_options",
+        lambda level: options_of_users(level) | emitters,
     )
 
 

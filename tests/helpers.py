@@ -1,4 +1,4 @@
-"""What several test files share: small arguments, running PPO's functions directly, and toy
+"""Helpers of several test files: small arguments, running PPO's functions directly, and toy
 environments.
 """
 
@@ -84,23 +84,27 @@ def small_sac_args(**flags: Any) -> sac.Args:
 
 
 def small_dqn_args(**flags: Any) -> dqn.Args:
-    return dqn.Args(**SMALL_SAC | {"env": "CartPole-v1", "num_devices": 1, "n_steps": 1} | flags)
+    given = SMALL_SAC | {"env": "CartPole-v1", "num_devices": 1, "n_steps": 1} | flags
+    return dqn.Args(**given)
 
 
 def over_devices(function, count: int, *args: Any) -> Any:
     """`function` on `count` devices of the axis, simulated by vmap; arguments are split along their
     leading axis.
     """
-    outputs = jax.jit(jax.vmap(lambda _, *shard: function(*shard), axis_name=AXIS))
+    per_device = jax.vmap(lambda _, *shard: function(*shard), axis_name=AXIS)
+    outputs = jax.jit(per_device)
+    shards = (jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), x) for x in args)
     return outputs(
         jnp.arange(count),
-        *(jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), x) for x in args),
+        *shards,
     )
 
 
 def module_of(args: Any) -> Any:
     """The algorithm whose arguments these are."""
-    return next(module for module in (ppo, ppo_rnn, pqn, sac, dqn) if isinstance(args, module.Args))
+    modules = (ppo, ppo_rnn, pqn, sac, dqn)
+    return next(module for module in modules if isinstance(args, module.Args))
 
 
 def driver_of(args: Any, env: Env) -> Driver:
@@ -118,7 +122,9 @@ def functions_of(args: Args, env: Env) -> Programs:
 def init_over(args: Args, env: Env, num_devices: int) -> Callable[[], TrainState]:
     """`init` over devices."""
     init = jax.pmap(
-        functions_of(args, env).init, axis_name=AXIS, devices=jax.devices()[:num_devices]
+        functions_of(args, env).init,
+        axis_name=AXIS,
+        devices=jax.devices()[:num_devices],
     )
     return functools.partial(init, arrays_of(args.members, num_devices))
 
@@ -131,11 +137,14 @@ def programs(args: Args, env: Env, num_devices: int):
     devices = jax.devices()[:num_devices]
     update = in_one_order(functions_of(args, env).update, devices, AXIS)
     update = jax.pmap(
-        update, in_axes=(0, None), out_axes=(0, None), axis_name=AXIS, devices=devices
+        update,
+        in_axes=(0, None),
+        out_axes=(0, None),
+        axis_name=AXIS,
+        devices=devices,
     )
-    update = update.lower(jax.eval_shape(init), np.int32(0)).compile(
-        pmaprl.device.programs._options(1)
-    )
+    lowered = update.lower(jax.eval_shape(init), np.int32(0))
+    update = lowered.compile(pmaprl.device.programs._options(1))
     return init, update
 
 
@@ -199,9 +208,11 @@ def relative_difference(a: Any, b: Any) -> float:
             return 0.0
         x = np.asarray(x, np.float64)
         y = np.asarray(y, np.float64)
-        return np.max(np.abs(x - y), initial=0.0) / max(np.max(np.abs(x), initial=0.0), 1e-30)
+        apart = np.max(np.abs(x - y), initial=0.0)
+        return apart / max(np.max(np.abs(x), initial=0.0), 1e-30)
 
-    return max(jax.tree.leaves(jax.tree.map_with_path(difference, a, b)))
+    differences = jax.tree.map_with_path(difference, a, b)
+    return max(jax.tree.leaves(differences))
 
 
 def same_bits(a: Any, b: Any) -> bool:
@@ -210,7 +221,7 @@ def same_bits(a: Any, b: Any) -> bool:
 
 
 def replicas_are_identical(state: Any) -> bool:
-    """Whether every device holds the same bits of the learner."""
+    """Tell whether every device holds the same bits of the learner."""
     leaves = jax.tree.leaves(key_data((state.learner, state.run)))
     copies = [[np.asarray(shard.data).tobytes() for shard in x.addressable_shards] for x in leaves]
     return all(len(of_one) > 1 and len(set(of_one)) == 1 for of_one in copies)
@@ -241,13 +252,19 @@ def calls_of_gae(monkeypatch: Any, args: Any, critic: type, updates: int) -> lis
 
     def recording(*arrays_and_decays):
         jax.debug.callback(
-            lambda *call: calls.append([np.asarray(x) for x in call]), *arrays_and_decays[:count]
+            lambda *call: calls.append([np.asarray(x) for x in call]),
+            *arrays_and_decays[:count],
         )
         return gae(*arrays_and_decays)
 
     monkeypatch.setattr(algorithm, name, recording)
     monkeypatch.setattr(algorithm, network, critic)
-    args = dataclasses.replace(args, num_steps=16, update_epochs=1, num_minibatches=1)
+    args = dataclasses.replace(
+        args,
+        num_steps=16,
+        update_epochs=1,
+        num_minibatches=1,
+    )
     args.normalize_returns = False  # the critic knows the values themselves
     run_updates(args, make_env("Endings"), 1, updates)
     jax.effects_barrier()
@@ -271,7 +288,7 @@ def compiled_updates(monkeypatch: Any) -> list[Any]:
 
 
 class Watch:
-    """What a run compiled, and the bytes that its arrays held after each chunk."""
+    """A record of what a run compiled, and of the bytes that its arrays held after each chunk."""
 
     def __init__(self, monkeypatch):
         self.compiled = []
@@ -319,7 +336,12 @@ class Toy(environment.Environment):
     """
 
     parameters = ToyParams()
-    observations = Box(low=-np.inf, high=np.inf, shape=(2,), dtype=jnp.float32)
+    observations = Box(
+        low=-np.inf,
+        high=np.inf,
+        shape=(2,),
+        dtype=jnp.float32,
+    )
     actions = Discrete(3)
 
     @property
@@ -333,7 +355,8 @@ class Toy(environment.Environment):
         return self.actions
 
     def reset_env(self, key, params):
-        state = ToyState(time=jnp.int32(0), episode=jax.random.randint(key, (), 0, 3 * 1000))
+        episode = jax.random.randint(key, (), 0, 3 * 1000)
+        state = ToyState(time=jnp.int32(0), episode=episode)
         return self.get_obs(state), state
 
     def step_env(self, key, state, action, params):
@@ -363,17 +386,19 @@ class Chatty(Toy):
 
     def step_env(self, key, state, action, params):
         obs, state, *rest, info = super().step_env(key, state, action, params)
-        end = jnp.where(state.time == params.max_steps_in_episode, 10.0 * state.time, jnp.nan)
+        is_last = state.time == params.max_steps_in_episode
+        end = jnp.where(is_last, 10.0 * state.time, jnp.nan)
+        more = {"time": state.time, "end": end, "end_last": state.time == 2, "all": obs}
         return (
             obs,
             state,
             *rest,
-            info | {"time": state.time, "end": end, "end_last": state.time == 2, "all": obs},
+            info | more,
         )
 
 
 class ChattyReset(Chatty):
-    """Likewise, with a step of its own."""
+    """A `Chatty` whose `step` is its own."""
 
     def step(self, key, state, action, params=None):
         return super().step(key, state, action, params)
@@ -427,7 +452,8 @@ class TwoDials(Toy):
     actions = Tuple([Discrete(2), Discrete(3)])
 
     def get_obs(self, state, params=None, key=None):
-        return jnp.stack([jnp.sin(state.episode + 0.3 * state.time), jnp.cos(0.7 * state.time)])
+        angle = state.episode + 0.3 * state.time
+        return jnp.stack([jnp.sin(angle), jnp.cos(0.7 * state.time)])
 
     def reward(self, state, action):
         return (action[0] == 1) + 0.5 * (action[1] == 2)
@@ -442,7 +468,11 @@ class KeyInState(Toy):
     """Keeps a typed PRNG key in its state and draws its observations from it."""
 
     def reset_env(self, key, params):
-        state = KeyedState(time=jnp.int32(0), episode=jnp.int32(0), key=jax.random.fold_in(key, 1))
+        state = KeyedState(
+            time=jnp.int32(0),
+            episode=jnp.int32(0),
+            key=jax.random.fold_in(key, 1),
+        )
         return self.get_obs(state), state
 
     def step_env(self, key, state, action, params):
@@ -466,7 +496,8 @@ class Blink(Toy):
     """Small observations; every second step ends an episode by termination."""
 
     def get_obs(self, state, params=None, key=None):
-        return jnp.stack([jnp.sin(state.episode), jnp.cos(state.time)]).astype(jnp.float32)
+        numbers = [jnp.sin(state.episode), jnp.cos(state.time)]
+        return jnp.stack(numbers).astype(jnp.float32)
 
     def reward(self, state, action):
         return 0.5 * action - 0.3
@@ -487,7 +518,12 @@ class Poison(Toy):
 class Pixels(Toy):
     """Observes a small image of bytes."""
 
-    observations = Box(low=0, high=255, shape=(5, 6, 2), dtype=jnp.uint8)
+    observations = Box(
+        low=0,
+        high=255,
+        shape=(5, 6, 2),
+        dtype=jnp.uint8,
+    )
 
     def get_obs(self, state, params=None, key=None):
         return jnp.full((5, 6, 2), 10 * state.time, jnp.uint8)
@@ -526,7 +562,9 @@ class Parts(Toy):
 
 
 class Fussy(Toy):
-    """Which of three actions are legal changes with every step; any other is worth -100."""
+    """An environment in which every step changes which of three actions are legal; any other is
+    worth -100.
+    """
 
     observations = Dict(
         {"obs": Toy.observations, "action_mask": Box(low=0, high=1, shape=(3,), dtype=jnp.bool_)}
@@ -562,7 +600,7 @@ class Bribe(Toy):
 
 
 class BribedEndings(Endings):
-    """Likewise on top of what `Endings` pays; it is seen, too."""
+    """`Endings` with a bribe on top of what it pays; it is seen, too."""
 
     parameters = BribeParams()
 
@@ -585,7 +623,11 @@ TINY = {
     "eval_interval": 128,
     "hidden_sizes": (8,),
 }
-TINY_SAC = {"total_timesteps": 64, "learning_starts": 16, "hidden_sizes": (64, 64)}
+TINY_SAC = {
+    "total_timesteps": 64,
+    "learning_starts": 16,
+    "hidden_sizes": (64, 64),
+}
 TRAINED = {
     "normalised": small_args(normalize_obs=True, num_seeds=2, **TINY),
     "box": small_args(env="helpers:Pusher", **TINY),

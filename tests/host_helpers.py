@@ -1,4 +1,4 @@
-"""What tests of environments on the host share: small runs, and updates from rollouts that are made
+"""Helpers of tests of environments on the host: small runs, and updates from rollouts that are made
 up.
 """
 
@@ -47,7 +47,11 @@ def made_up(seed: int, obs: np.ndarray, valid: float = 0.9, **fields: Any) -> Ho
     terminated, truncated = rng.random((2, *shape)) < 0.2
     reward = rng.normal(size=shape).astype(np.float32)
     version = np.zeros(shape, np.int32)
-    ends = {"terminated": terminated, "truncated": truncated, "valid": rng.random(shape) < valid}
+    ends = {
+        "terminated": terminated,
+        "truncated": truncated,
+        "valid": rng.random(shape) < valid,
+    }
     ends |= {"first": np.zeros((1, shape[1]), bool)}
     others = {
         "obs": obs.astype(np.float32),

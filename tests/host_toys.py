@@ -35,7 +35,12 @@ class Toy(gymnasium.Env):
     """
 
     action_space = spaces.Discrete(3)
-    observation_space = spaces.Box(low=-np.inf, high=np.inf, shape=(2,), dtype=np.float32)
+    observation_space = spaces.Box(
+        low=-np.inf,
+        high=np.inf,
+        shape=(2,),
+        dtype=np.float32,
+    )
 
     def __init__(self, limit=7, terminates=False, sleep=0.0, once="", simulator="", **trouble: int):
         self.limit = limit
@@ -132,11 +137,17 @@ class BoxToy(Toy):
     that does not fit.
     """
 
-    action_space = spaces.Box(low=-2.0, high=1.0, shape=(2, 2), dtype=np.float64)
+    action_space = spaces.Box(
+        low=-2.0,
+        high=1.0,
+        shape=(2, 2),
+        dtype=np.float64,
+    )
 
     def step(self, action):
         obs, _, *rest = super().step(0)
-        return obs, float(action.sum()) if self.action_space.contains(action) else np.nan, *rest
+        is_inside = self.action_space.contains(action)
+        return obs, float(action.sum()) if is_inside else np.nan, *rest
 
 
 class MultiToy(Toy):
@@ -156,7 +167,12 @@ class MultiToy(Toy):
 class ImageToy(Toy):
     """Bytes as images."""
 
-    observation_space = spaces.Box(low=0, high=255, shape=(12, 12, 3), dtype=np.uint8)
+    observation_space = spaces.Box(
+        low=0,
+        high=255,
+        shape=(12, 12, 3),
+        dtype=np.uint8,
+    )
 
     def _observe(self):
         return np.full((12, 12, 3), self.time, np.uint8)
@@ -184,9 +200,14 @@ class DictToy(Toy):
         numbers = super()._observe()
         frames = np.full((2, 12, 12), self.time, np.uint8)
         frames[1] = 9
-        mask = np.array([self.time % 2, 1 - self.time % 2, self.time % 3 == 0], np.int8)
+        legal = [self.time % 2, 1 - self.time % 2, self.time % 3 == 0]
+        mask = np.array(legal, np.int8)
         mask *= not (self.time and self._happens("no_action_at"))
-        return {"numbers": (numbers, self.time % 7), "frames": frames, "action_mask": mask}
+        return {
+            "numbers": (numbers, self.time % 7),
+            "frames": frames,
+            "action_mask": mask,
+        }
 
 
 class HybridToy(Toy):
@@ -198,9 +219,10 @@ class HybridToy(Toy):
 
     def step(self, action):
         obs, _, *rest = super().step(0)
+        is_inside = self.action_space.contains(action)
         return (
             obs,
-            float(action[0] + action[1].sum()) if self.action_space.contains(action) else np.nan,
+            float(action[0] + action[1].sum()) if is_inside else np.nan,
             *rest,
         )
 
@@ -252,7 +274,8 @@ class TellingGoalToy(Toy):
     )
 
     def reset(self, seed=None, options=None):
-        return super().reset(seed=seed)[0], {"action_mask": (np.ones(2), np.array([0, 1, 0]))}
+        obs = super().reset(seed=seed)[0]
+        return obs, {"action_mask": (np.ones(2), np.array([0, 1, 0]))}
 
     def step(self, action):
         *outputs, _ = super().step(0)
@@ -264,7 +287,9 @@ class TellingGoalToy(Toy):
 
     def _observe(self):
         return collections.OrderedDict(
-            other=3, desired=-super()._observe(), achieved=super()._observe()
+            other=3,
+            desired=-super()._observe(),
+            achieved=super()._observe(),
         )
 
 
@@ -369,7 +394,12 @@ class ReusingToys(gymnasium.vector.VectorEnv):
     """
 
     metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}
-    single_observation_space = spaces.Box(low=-np.inf, high=np.inf, shape=(1,), dtype=np.float32)
+    single_observation_space = spaces.Box(
+        low=-np.inf,
+        high=np.inf,
+        shape=(1,),
+        dtype=np.float32,
+    )
     single_action_space = spaces.Discrete(2)
 
     def __init__(self, num_envs, **_):
@@ -385,7 +415,8 @@ class ReusingToys(gymnasium.vector.VectorEnv):
         self._time = np.where(resets, 0, self._time + 1)
         self._over[:] = self._time == [3, 5]
         self._obs[:, 0] = np.where(self._over, 100, self._time)
-        return self._obs, np.where(resets, 50.0, 1.0), self._over, np.zeros(2, bool), {}
+        rewards = np.where(resets, 50.0, 1.0)
+        return self._obs, rewards, self._over, np.zeros(2, bool), {}
 
 
 gymnasium.register("ReusingToys-v0", vector_entry_point=ReusingToys)

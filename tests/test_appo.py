@@ -23,6 +23,7 @@ from helpers import (
     same_bits,
 )
 from host_helpers import TOY, TOYS, made_up, rows_with, states_of
+from numpy.testing import assert_allclose
 from PIL import Image
 
 import pmaprl.actors.host_evaluation
@@ -79,9 +80,20 @@ def test_golden_vtrace(rho, c, target, advantage):
     value = np.array([0.2, 0.4, -0.1, 0.8, 0.3])
     next_value = np.array([0.4, -0.1, 0.8, 0.3, 0.6])
     ends = np.arange(5) == 2, np.zeros(5, bool)
-    found, unweighted = appo.vtrace(log_rho, reward, value, next_value, *ends, 0.99, 1.0, rho, c)
-    np.testing.assert_allclose(found, target, atol=1e-6)
-    np.testing.assert_allclose(unweighted * np.minimum(np.exp(log_rho), rho), advantage, atol=1e-6)
+    found, unweighted = appo.vtrace(
+        log_rho,
+        reward,
+        value,
+        next_value,
+        *ends,
+        0.99,
+        1.0,
+        rho,
+        c,
+    )
+    assert_allclose(found, target, atol=1e-6)
+    weighted = unweighted * np.minimum(np.exp(log_rho), rho)
+    assert_allclose(weighted, advantage, atol=1e-6)
 
 
 def test_vtrace_is_the_double_sum_of_the_paper():
@@ -97,20 +109,32 @@ def test_vtrace_is_the_double_sum_of_the_paper():
     terminated, truncated = rng.random((2, steps, 30)) < 0.2
     done = terminated | truncated
     rho = np.exp(log_rho)
-    next_value = np.where(done, final, np.concatenate([value[1:], final[-1:]]))
+    following = np.concatenate([value[1:], final[-1:]])
+    next_value = np.where(done, final, following)
     bootstrap = np.where(terminated, 0, next_value)
     target, advantage = appo.vtrace(
-        log_rho, reward, value, next_value, terminated, truncated, 0.9, 0.8, 1.3, 0.7
+        log_rho,
+        reward,
+        value,
+        next_value,
+        terminated,
+        truncated,
+        0.9,
+        0.8,
+        1.3,
+        0.7,
     )
     delta = np.minimum(rho, 1.3) * (reward + 0.9 * bootstrap - value)
     decay = 0.9 * 0.8 * np.minimum(rho, 0.7) * ~done
     wanted = value.copy()
     for start, step in itertools.combinations_with_replacement(range(steps), 2):
-        wanted[start] += decay[start:step].prod(axis=0) * delta[step]
-    np.testing.assert_allclose(target, wanted, atol=1e-5)
-    mixed = np.concatenate([0.8 * wanted[1:] + 0.2 * value[1:], final[-1:]])
+        weight = decay[start:step].prod(axis=0)
+        wanted[start] += weight * delta[step]
+    assert_allclose(target, wanted, atol=1e-5)
+    blend = 0.8 * wanted[1:] + 0.2 * value[1:]
+    mixed = np.concatenate([blend, final[-1:]])
     later = np.where(done, bootstrap, mixed)
-    np.testing.assert_allclose(advantage, reward + 0.9 * later - value, atol=1e-5)
+    assert_allclose(advantage, reward + 0.9 * later - value, atol=1e-5)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -121,7 +145,8 @@ class Lab(host_helpers.Lab):
     def __init__(self, **flags: Any):
         flags |= {"rnn_size": 8} if "rnn" in flags else {}
         super().__init__(
-            appo, small_args(**{"learning_rate": 0.01, "lr_schedule": "constant"} | flags)
+            appo,
+            small_args(**{"learning_rate": 0.01, "lr_schedule": "constant"} | flags),
         )
         self.learner, self.run = self.driver.begin(jax.random.key(0), jax.random.key(1))
 
@@ -143,20 +168,23 @@ class Lab(host_helpers.Lab):
         """Policies and values of observations [T, N, ...] without any memory of them."""
         network = appo.Network(self.args, self.spec.observation_space, self.spec.action_space)
         first = np.ones(obs.shape[:2], bool)
-        return network.apply(self.learner.params, obs, first, self.driver.memory(obs.shape[1]))[:2]
+        memory = self.driver.memory(obs.shape[1])
+        return network.apply(self.learner.params, obs, first, memory)[:2]
 
     def update(
         self, *rollouts: HostRollout, devices: int = 1, updates: int = 1
     ) -> tuple[Any, dict[str, Any]]:
         """Parameters and metrics after learning from the same rollouts again and again."""
         state = jax.tree.map(
-            lambda x: jnp.stack([x] * devices), TrainState(self.learner, (), self.run)
+            lambda x: jnp.stack([x] * devices),
+            TrainState(self.learner, (), self.run),
         )
         for _ in range(updates):
             state, _, tally = self.step(state, over_learners(rollouts, devices))
         params = jax.device_get(state.learner.params)
         assert all(np.ptp(x, axis=0).max(initial=0) < 1e-6 for x in jax.tree.leaves(params))
-        return jax.tree.map(lambda x: x[0], params), jax.tree.map(lambda x: x[0], tally.metrics())
+        of_first = jax.tree.map(lambda x: x[0], params)
+        return of_first, jax.tree.map(lambda x: x[0], tally.metrics())
 
 
 @pytest.mark.parametrize(
@@ -186,25 +214,32 @@ def test_any_number_of_devices_learns_the_same(flags):
 def test_masked_steps_teach_nothing():
     lab = Lab(max_policy_lag=3)
     rollout = lab.rollout(0)
-    old = np.random.default_rng(1).random(rollout.valid.shape) < 0.2
+    rng = np.random.default_rng(1)
+    old = rng.random(rollout.valid.shape) < 0.2
     rollout = rollout._replace(version=np.where(old, -4, -3).astype(np.int32))
     # An end before a masked step, so that no advantage before it sums over it
-    ended = np.append((old | ~rollout.valid)[1:], np.zeros((1, 8), bool), axis=0)
+    ends = (old | ~rollout.valid)[1:]
+    ended = np.append(ends, np.zeros((1, 8), bool), axis=0)
     rollout = rollout._replace(terminated=rollout.terminated | ended)
     masked = old | ~rollout.valid
+    reward = np.where(masked, 1e3, rollout.reward).astype(np.float32)
     other = rollout._replace(
-        reward=np.where(masked, 1e3, rollout.reward).astype(np.float32),
+        reward=reward,
         action=np.where(masked, 2, rollout.action),
         extras=np.where(masked, -5, rollout.extras).astype(np.float32),
     )
     params, _ = lab.update(rollout)
     assert relative_difference(params, lab.update(other)[0]) < 1e-6
-    changed = rollout._replace(reward=np.where(masked, rollout.reward, 1e3).astype(np.float32))
+    rewards = np.where(masked, rollout.reward, 1e3)
+    changed = rollout._replace(reward=rewards.astype(np.float32))
     assert relative_difference(params, lab.update(changed)[0]) > 1e-3
     metrics = tally_of(
-        Collected(0, rollout, []), version=0, max_lag=lab.args.max_policy_lag
+        Collected(0, rollout, []),
+        version=0,
+        max_lag=lab.args.max_policy_lag,
     ).metrics()
-    shares = {"batch/valid": rollout.valid.mean(), "batch/too_old": (old & rollout.valid).mean()}
+    too_old = (old & rollout.valid).mean()
+    shares = {"batch/valid": rollout.valid.mean(), "batch/too_old": too_old}
     assert {name: metrics[name] for name in shares} == pytest.approx(shares)
 
 
@@ -230,39 +265,49 @@ def test_both_kinds_of_reset_teach_the_same(flags):
     truncated[2, :4] = True
     terminated[2, 4:] = True
     within = within._replace(
-        valid=np.ones((6, 8), bool), truncated=truncated, terminated=terminated
+        valid=np.ones((6, 8), bool),
+        truncated=truncated,
+        terminated=terminated,
     )
     over = (truncated | terminated)[..., None]
-    within = within._replace(final_obs=np.where(over, within.final_obs, within.obs[1:]))
+    final = np.where(over, within.final_obs, within.obs[1:])
+    within = within._replace(final_obs=final)
     apart = jax.tree.map(
-        lambda x: np.insert(x, 3, 0, axis=0), within._replace(final_obs=None, first=(), memory=())
+        lambda x: np.insert(x, 3, 0, axis=0),
+        within._replace(final_obs=None, first=(), memory=()),
     )
     obs = np.insert(within.obs, 3, within.final_obs[2], axis=0)
-    apart = apart._replace(obs=obs, first=within.first, memory=within.memory)
-    assert not apart.valid[3].any()
-    assert (
-        relative_difference(lab.update(within, updates=2)[0], lab.update(apart, updates=2)[0])
-        < 1e-5
+    apart = apart._replace(
+        obs=obs,
+        first=within.first,
+        memory=within.memory,
     )
+    assert not apart.valid[3].any()
+    params = lab.update(within, updates=2)[0]
+    params_apart = lab.update(apart, updates=2)[0]
+    assert relative_difference(params, params_apart) < 1e-5
 
 
-def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated_one_from_nothing():
+def test_a_truncated_step_bootstraps_from_its_final_observation_a_terminated_one_does_not():
     lab = Lab(vf_coef=1.0)
     # Values begin at 0
-    lab.learner = lab.learner.replace(params=jax.tree.map(lambda x: x + 0.1, lab.learner.params))
+    moved = jax.tree.map(lambda x: x + 0.1, lab.learner.params)
+    lab.learner = lab.learner.replace(params=moved)
     rollout = lab.rollout(0, final_obs=True, steps=1)._replace(valid=np.ones((1, 8), bool))
     for truncated, terminated in ((True, False), (False, True), (True, True)):
         case = rollout._replace(
-            truncated=np.full((1, 8), truncated), terminated=np.full((1, 8), terminated)
+            truncated=np.full((1, 8), truncated),
+            terminated=np.full((1, 8), terminated),
         )
         # Weights over 1, so that they are clipped to it
-        case = case._replace(extras=np.full((1, 8), -9, np.float32))
+        unlikely = np.full((1, 8), -9, np.float32)
+        case = case._replace(extras=unlikely)
         value = np.asarray(lab.outputs(case.final_obs)[1][0])
         target = case.reward[0] + 0.99 * (0 if terminated else value)
-        np.testing.assert_allclose(lab.update(case)[1]["value/target"], target.mean(), rtol=1e-4)
-    assert np.abs(value - lab.outputs(rollout.obs[1:])[1][0]).mean() > 0.01, (
-        "or nothing would be seen"
-    )
+        metrics = lab.update(case)[1]
+        assert_allclose(metrics["value/target"], target.mean(), rtol=1e-4)
+    value_of_next = lab.outputs(rollout.obs[1:])[1][0]
+    assert np.abs(value - value_of_next).mean() > 0.01, "or nothing would be seen"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +315,10 @@ def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated
     [
         ("envpool:CartPole-v1", "max_episode_steps", {"rnn": "gru"}),
         pytest.param(
-            TOYS + "HybridToy-v0", "limit", {"rnn": "lstm", "rnn_layers": 2}, marks=pytest.mark.slow
+            TOYS + "HybridToy-v0",
+            "limit",
+            {"rnn": "lstm", "rnn_layers": 2},
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -278,10 +326,23 @@ def test_x7_learners_see_the_probabilities_of_actors_over_many_rollouts(env, lim
     """Episodes of five steps and less end at every position of a rollout; `envpool` resets in a
     step of its own.
     """
-    lab = Lab(env=env, env_params=json.dumps({limit: 5}), num_steps=7, envs_per_actor=3, **flags)
+    lab = Lab(
+        env=env,
+        env_params=json.dumps({limit: 5}),
+        num_steps=7,
+        envs_per_actor=3,
+        **flags,
+    )
     params = lab.driver.publish(lab.learner, lab.run)
     act = jax.jit(lab.driver.act_on_host)
-    actor = Actor(0, None, lab.args, act, lab.driver.memory(3), version=0)
+    actor = Actor(
+        0,
+        None,
+        lab.args,
+        act,
+        lab.driver.memory(3),
+        version=0,
+    )
     actor.start()
     network = appo.Network(lab.args, lab.spec.observation_space, lab.spec.action_space)
     for _ in range(5):
@@ -289,7 +350,7 @@ def test_x7_learners_see_the_probabilities_of_actors_over_many_rollouts(env, lim
         policy = network.apply(lab.learner.params, rollout.obs, rollout.seen.first, rollout.memory)[
             0
         ]
-        np.testing.assert_allclose(policy.log_prob(rollout.action), rollout.extras, atol=1e-5)
+        assert_allclose(policy.log_prob(rollout.action), rollout.extras, atol=1e-5)
     actor.close()
 
 
@@ -299,16 +360,20 @@ def test_both_losses_agree_on_policy():
     for loss in ("appo", "impala"):
         lab = Lab(loss=loss, norm_adv=False)
         rollout = lab.rollout(0)
-        log_prob = lab.outputs(rollout.obs[:-1])[0].log_prob(rollout.action)
-        rollouts.append(lab.update(rollout._replace(extras=np.asarray(log_prob)))[0])
+        policy = lab.outputs(rollout.obs[:-1])[0]
+        log_prob = policy.log_prob(rollout.action)
+        on_policy = rollout._replace(extras=np.asarray(log_prob))
+        rollouts.append(lab.update(on_policy)[0])
     assert relative_difference(*rollouts) < 1e-5
 
 
 def test_ratios_beyond_the_clamp_stay_finite_and_impala_learns_from_them():
     lab = Lab(loss="impala", vf_coef=0.0, ent_coef=0.0)
-    params, metrics = lab.update(lab.rollout(0)._replace(extras=np.full((8, 8), -200, np.float32)))
+    impossible = lab.rollout(0)._replace(extras=np.full((8, 8), -200, np.float32))
+    params, metrics = lab.update(impossible)
     assert metrics["policy/rho"] == pytest.approx(20.0)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+    leaves = jax.tree.leaves(params)
+    assert all(np.isfinite(x).all() for x in leaves)
     assert metrics["grad/norm"] > 0
 
 
@@ -353,13 +418,20 @@ def test_lag_is_exactly_one_in_lockstep(lockstep):
     """But in the first of two updates in the first row, with the parameters that the run began
     with.
     """
-    assert lags(lockstep[1]) == [[0, 0.5, 1]] + [[1, 1, 1]] * 4
+    wanted = [[0, 0.5, 1]] + [[1, 1, 1]] * 4
+    assert lags(lockstep[1]) == wanted
 
 
 @pytest.mark.slow
 def test_numbers_in_infos_are_logged(tmp_path):
     """Sixteen steps of episodes of seven, in each of sixteen environments of two actors."""
-    logged = {"time": 59 / 16, "time_sum": 16 * 59, "time_max": 7, "time_min": 1, "time_last": 2}
+    logged = {
+        "time": 59 / 16,
+        "time_sum": 16 * 59,
+        "time_max": 7,
+        "time_min": 1,
+        "time_last": 2,
+    }
     logged |= {"end": 70, "end_last": 70, "even_sum": 16 * 7}
     train(
         tmp_path / "run",
@@ -378,12 +450,17 @@ def test_learners_on_other_devices_learn_the_same(lockstep, tmp_path, monkeypatc
     flags = PASSES | {"actor_threads": 1}
     updates = compiled_updates(monkeypatch)
     split = train(
-        tmp_path / "split", lockstep=True, actor_devices="0,3", learner_devices="1,2", **flags
+        tmp_path / "split",
+        lockstep=True,
+        actor_devices="0,3",
+        learner_devices="1,2",
+        **flags,
     )
     assert relative_difference(split.params, lockstep[0].params) < 1e-5
     assert replicas_are_identical(states[-1])
     assert not collectives_beside_each_other(updates[0])
-    assert json.loads((tmp_path / "split" / "config.json").read_text())["devices"] == [
+    config = json.loads((tmp_path / "split" / "config.json").read_text())
+    assert config["devices"] == [
         "cpu:1",
         "cpu:2",
     ]
@@ -392,7 +469,11 @@ def test_learners_on_other_devices_learn_the_same(lockstep, tmp_path, monkeypatc
 def test_one_compilation_and_no_growing_memory(tmp_path, monkeypatch):
     jax.random.key(0)  # compiles once in a process, whoever asks first
     with Watch(monkeypatch) as watch:
-        train(tmp_path / "run", total_timesteps=40 * 128, log_interval=128)
+        train(
+            tmp_path / "run",
+            total_timesteps=40 * 128,
+            log_interval=128,
+        )
     names = sorted(name for name, chunks in watch.compiled)
     # `init`, `update`; playing, acting
     assert names == ["jit(_fun)", "jit(_fun)", "jit(act)", "jit(act_on_host)"]
@@ -406,21 +487,28 @@ def test_resume_continues_with_the_same_learner(tmp_path):
     part = train(folder, stop_after=512, **flags)
     with pytest.MonkeyPatch.context() as patch:
         states = states_of(patch, "start")
-        rest = appo.train(appo.Args.from_run(folder, env=TOY, quiet=True))
-    assert part.status == "stopped" and states[0].run.updates == 4
+        resumed = appo.Args.from_run(folder, env=TOY, quiet=True)
+        rest = appo.train(resumed)
+    assert part.status == "stopped"
+    assert states[0].run.updates == 4
     assert same_bits(part.params, states[0].learner.params)
-    assert float(states[0].learner.obs_stats.count[0]) == 512 and rest.env_steps == 1280
+    assert float(states[0].learner.obs_stats.count[0]) == 512
+    assert rest.env_steps == 1280
     last = rows(folder)[-1]
-    assert (last["updates"], last["rollouts/trained"]) == (10, 12)
+    assert last["updates"] == 10
+    assert last["rollouts/trained"] == 12
 
 
 def test_commands_for_policies_know_host_environments(lockstep, tmp_path):
     _, folder = lockstep
-    assert play.play(play.Args(run=str(folder), env=TOY, episodes=3)).length.tolist() == [7, 7, 7]
+    episodes = play.play(play.Args(run=str(folder), env=TOY, episodes=3))
+    assert episodes.length.tolist() == [7, 7, 7]
     for env in (TOY, TOYS + "DrawnToy-v0"):  # observations over time, and what the suite draws
-        play.play(play.Args(run=str(folder), env=env, gif=str(tmp_path / "x.gif")))
+        args = play.Args(run=str(folder), env=env, gif=str(tmp_path / "x.gif"))
+        play.play(args)
         assert Image.open(tmp_path / "x.gif").n_frames == 8
-    export.export(export.Args(run=str(folder), out=str(tmp_path / "policy.stablehlo")))
+    args = export.Args(run=str(folder), out=str(tmp_path / "policy.stablehlo"))
+    export.export(args)
     assert (tmp_path / "policy.stablehlo").stat().st_size > 1000
 
 
@@ -432,7 +520,8 @@ def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
 
     def evaluate(evaluation, learner, worker):
         released.wait(300)
-        return Episodes(np.full(4, next(returns)), np.ones(4))
+        returned = np.full(4, next(returns))
+        return Episodes(returned, np.ones(4))
 
     def watched(run, *report):
         advance(run, *report)
@@ -441,8 +530,9 @@ def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
 
     monkeypatch.setattr(pmaprl.actors.host_evaluation.HostEvaluation, "_play", evaluate)
     monkeypatch.setattr(Run, "advance", watched)
+    folder = tmp_path / "run"
     train(
-        folder := tmp_path / "run",
+        folder,
         eval_interval=1280,
         keep_best=True,
         keep_checkpoints=1,
@@ -452,7 +542,8 @@ def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
         row["env_steps"]: row["eval/return_mean"] for row in rows_with("eval/length_mean", folder)
     }
     assert found == {1280: 5.0, 2560: 2.0, 21 * 128: 1.0}
-    assert (load_policy(folder, "best").step, load_policy(folder).step) == (1280, 21 * 128)
+    assert load_policy(folder, "best").step == 1280
+    assert load_policy(folder).step == 21 * 128
     assert load_policy(folder, 1280).evaluation == 5.0
 
 
@@ -472,7 +563,8 @@ def test_a_restart_does_not_change_what_lockstep_means(tmp_path, capfd):
     }
     assert len(hashes) == 1
     assert "restarts (1 of 100)" in capfd.readouterr().err
-    assert lags(tmp_path / "one") == [[0, 0, 0]] + [[1, 1, 1]] * 5
+    wanted = [[0, 0, 0]] + [[1, 1, 1]] * 5
+    assert lags(tmp_path / "one") == wanted
 
 
 def test_observations_with_parts_and_a_mask(tmp_path):
@@ -486,7 +578,11 @@ def test_observations_with_parts_and_a_mask(tmp_path):
     assert result.evaluation["eval/return_min"][0] >= 0
     numbers = (np.ones((2, 2)), [3, 4])
     frames = np.ones((2, 12, 12, 2), int)
-    obs = {"numbers": numbers, "frames": frames, "action_mask": np.eye(3)[:2] > 0}
+    obs = {
+        "numbers": numbers,
+        "frames": frames,
+        "action_mask": np.eye(3)[:2] > 0,
+    }
     assert load_policy(result.run_dir)(obs).tolist() == [0, 1]
 
 

@@ -1,8 +1,10 @@
 """The plan of the package and of `algos/`: who imports whom, what siblings share."""
 
 import ast
+import io
 import re
-from collections import defaultdict
+import tokenize
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +36,23 @@ MAY_IMPORT |= {
 }  # which `envs` loads by name
 
 OURS = {"pmaprl", "benchmarks", "tests", "notebooks"}
+FOLDERS = ("common", "algos", "tests", "benchmarks")
+DENSITY = 9.5  # tokens on a line of code, over a whole folder
+NESTING = 3  # blocks inside of a function
+BLOCKS = (ast.For, ast.While, ast.If, ast.With, ast.Try)
+CODE = ("NAME", "OP", "NUMBER", "STRING")
+NO_BEGINNING = {
+    "What",
+    "Whether",
+    "Of",
+    "Those",
+    "As",
+    "Whose",
+    "Who",
+    "Where",
+    "Likewise",
+    "Which",
+}
 NAMES = 25  # of the kit that an algorithm imports, and the modules that they come from
 SOURCES = 2
 
@@ -97,8 +116,8 @@ def room_of(module: str) -> str:
 
 
 def imported(path: Path) -> Iterator[tuple[str, str]]:
-    """What a file imports of this repository, in functions too: (module, name), without a name for
-    a whole module.
+    """Find what a file imports of this repository, in functions too: (module, name), without a name
+    for a whole module.
     """
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -156,10 +175,8 @@ def test_an_algorithm_is_a_page(path):
     text = path.read_text()
     names = list(imported(path))
     lines = text.splitlines()
-    assert (
-        len({name for _, name in names}) <= NAMES
-        and len({module for module, _ in names}) <= SOURCES
-    )
+    assert len({name for _, name in names}) <= NAMES
+    assert len({module for module, _ in names}) <= SOURCES
     loss = next(
         number
         for number, line in enumerate(lines)
@@ -219,3 +236,89 @@ def test_pieces_that_algorithms_share_are_the_same():
     for name, text in (piece for path in ALGORITHMS for piece in pieces(path)):
         texts[name].add(text)
     assert {name for name, found in texts.items() if len(found) > 1} == THEIR_OWN
+
+
+def files_of(folder: str) -> list[Path]:
+    return ALGORITHMS if folder == "algos" else sorted((ROOT / folder).rglob("*.py"))
+
+
+def tokens_by_line(text: str) -> Counter:
+    """Count names, operators, numbers and strings by line; docstrings and comments do not count,
+    and an f-string is one string under every version of Python.
+    """
+    expressions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
+    alone = [node for node in expressions if isinstance(node.value, ast.Constant)]
+    docs = [node for node in alone if isinstance(node.value.value, str)]
+    left_out = {line for node in docs for line in range(node.lineno, node.end_lineno + 1)}
+    counts = Counter()
+    inside = 0  # of so many f-strings
+    for found in tokenize.generate_tokens(io.StringIO(text).readline):
+        kind = tokenize.tok_name[found.type]
+        begins = kind == "FSTRING_START"
+        if not inside and (begins or kind in CODE) and found.start[0] not in left_out:
+            counts[found.start[0]] += 1
+        inside += begins - (kind == "FSTRING_END")
+    return counts
+
+
+def density(texts: list[str]) -> float:
+    counts = [tokens_by_line(text) for text in texts]
+    return sum(count.total() for count in counts) / sum(len(count) for count in counts)
+
+
+def bad_beginnings(text: str) -> list[str]:
+    """Find the docstrings that begin with neither a noun nor a verb."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    beginnings = [(ast.get_docstring(node) or "").partition("\n")[0] for node in nodes]
+    return [line for line in beginnings if re.split(r"\W", line)[0] in NO_BEGINNING]
+
+
+def nesting(node: ast.AST) -> int:
+    """Blocks that are inside of each other; an `elif` is as deep as its `if`, and a function inside
+    begins anew.
+    """
+    deepest = 0
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        is_elif = isinstance(node, ast.If) and isinstance(child, ast.If) and node.orelse == [child]
+        is_block = isinstance(child, BLOCKS) and not is_elif
+        deepest = max(deepest, is_block + nesting(child))
+    return deepest
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_lines_of_code_are_short(folder):
+    found = density([path.read_text() for path in files_of(folder)])
+    assert found <= DENSITY, f"{folder}/ has {found:.2f} tokens on a line, {DENSITY} at most."
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_docstrings_begin_with_a_noun_or_a_verb(folder):
+    found = [
+        (path.name, line) for path in files_of(folder) for line in bad_beginnings(path.read_text())
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_blocks_are_not_nested_deeply(folder):
+    nodes = [
+        (path, node) for path in files_of(folder) for node in ast.walk(ast.parse(path.read_text()))
+    ]
+    functions = [(path, node) for path, node in nodes if isinstance(node, ast.FunctionDef)]
+    found = [f"{path.name}: {node.name}" for path, node in functions if nesting(node) > NESTING]
+    assert not found, f"At most {NESTING} blocks inside of each other."
+
+
+def test_form_is_measured_by_tokens_beginnings_and_blocks():
+    """Examples that break the form are found, such that are in order are not."""
+    long = '"""A page."""\nx = f"{a}" + b  # more\n\ny = f(1)\n'
+    assert density([long]) == (5 + 6) / 2
+    assert bad_beginnings('def f():\n    """What it is."""\n') == ["What it is."]
+    assert bad_beginnings('def f():\n    """Whatever it is."""\n') == []
+    deep = "for a in b:\n if a:\n  with a:\n   while a:\n    f(a)"
+    assert nesting(ast.parse(deep)) == 4
+    flat = "if a:\n f()\nelif b:\n f()\nelif c:\n f()\nelif d:\n f()\nelse:\n f()"
+    assert nesting(ast.parse(flat)) == 1

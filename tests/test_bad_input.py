@@ -251,7 +251,9 @@ def places(tmp_path, template, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("command", "flags", "wanted"), CASES, ids=[f"{row[0]} {row[1][:60]}" for row in CASES]
+    ("command", "flags", "wanted"),
+    CASES,
+    ids=[f"{row[0]} {row[1][:60]}" for row in CASES],
 )
 def test_bad_input_is_refused(command, flags, wanted, places):
     words = shlex.split(flags.replace("@", f"{places}/"))
@@ -262,7 +264,8 @@ def test_bad_input_is_refused(command, flags, wanted, places):
     assert "--resume" not in words or "bad_envs" not in sys.modules, (
         "a run does not decide which code is imported"
     )
-    assert fingerprint(places) == before and (places / "foreign" / "checkpoints" / "64").exists()
+    assert fingerprint(places) == before
+    assert (places / "foreign" / "checkpoints" / "64").exists()
 
 
 MAY_BE_NEGATIVE = {"stop_at_return", "target_entropy_scale", "v_min", "v_max", "log_std_min"}
@@ -304,7 +307,8 @@ MAY_BE_0 |= {"epsilon_start", "epsilon_end", "epsilon_fraction", "weight_decay",
 
 
 @pytest.mark.parametrize(
-    "name", ["ppo", "ppo_rnn", "pqn", "sac", "dqn", "appo", "ppo host", "sac host"]
+    "name",
+    ["ppo", "ppo_rnn", "pqn", "sac", "dqn", "appo", "ppo host", "sac host"],
 )
 def test_every_number_and_choice_refuses_what_it_cannot_be(name):
     """Also from Python, with the flag's name: what is no number, what is below 0, and 0 for
@@ -325,7 +329,13 @@ def test_every_number_and_choice_refuses_what_it_cannot_be(name):
         if get_origin(kinds[flag]) is Literal:
             bad[flag] = ["x", math.nan]
         elif kinds[flag] not in (str, bool) and get_origin(kinds[flag]) is not tuple:
-            bad[flag] = ["x", True, math.nan, math.inf, *bad.get(flag, [])]
+            bad[flag] = [
+                "x",
+                True,
+                math.nan,
+                math.inf,
+                *bad.get(flag, []),
+            ]
             bad[flag] += [] if flag in MAY_BE_NEGATIVE else [-2] if flag in MAY_BE_0 else [-2, 0]
     assert len(bad) > 30
     for flag, value in [(flag, value) for flag, values in bad.items() for value in values]:
@@ -334,7 +344,8 @@ def test_every_number_and_choice_refuses_what_it_cannot_be(name):
 
 
 @pytest.mark.parametrize(
-    ("flag", "module"), [("--tensorboard", "tensorboardX"), ("--wandb", "wandb")]
+    ("flag", "module"),
+    [("--tensorboard", "tensorboardX"), ("--wandb", "wandb")],
 )
 def test_a_missing_package_is_named(flag, module, places, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
@@ -354,13 +365,15 @@ class Fork(ppo.Args):
 def test_forks_may_have_flags_of_other_kinds_which_are_checked():
     args = parse(Fork, ["--scales", "1", "2.5", "--order", "2", "--limit", "1e3"])
     assert args == Fork(scales=[1.0, 2.5], order=2, limit=1000)
-    assert type(args.scales[0]) is float and type(args.limit) is int
+    assert type(args.scales[0]) is float
+    assert type(args.limit) is int
     for bad in ("--scales 1 much", "--order 3", "--limit 1.5"):
         assert bad.split()[0] in refusal(ppo.train, Fork, bad.split())
 
 
 @pytest.mark.parametrize(
-    "flags", ["--hidden-sizes 10000000 10000000", "--num-steps 2e8", "--eval-episodes 2e9"]
+    "flags",
+    ["--hidden-sizes 10000000 10000000", "--num-steps 2e8", "--eval-episodes 2e9"],
 )
 def test_sizes_beyond_all_memory_are_refused_before_anything_is_compiled(
     flags, places, monkeypatch
@@ -398,7 +411,12 @@ def test_a_run_may_be_of_a_file_that_takes_its_flags_from_another(places, monkey
     check_words(refused("ppo", words), "mine, ppo_pmap")
     with pytest.raises(UsageError, match="mine"):
         ppo.train(ppo.Args.from_run(places / "run"))
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", "mine.py", raising=False)
+    monkeypatch.setattr(
+        sys.modules["__main__"],
+        "__file__",
+        "mine.py",
+        raising=False,
+    )
     assert parse(ppo.Args, words).hidden_sizes == (4,)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows
 from gymnax.environments.misc import frozen_lake
+from numpy.testing import assert_allclose
 
 import benchmarks.records
 from benchmarks import learning, many_seeds, parity_sac, report, tune
@@ -43,12 +44,14 @@ def test_a_job_goes_on_where_it_was_cut_short_and_is_not_run_again(tmp_path, cap
     assert (
         in_process(*one.flags, "--run-dir", one.run_dir, "--stop-after", 4 * STEPS, "--quiet") == 0
     )
-    assert (one.done, one.steps()) == (False, 4 * STEPS)
+    assert one.done is False
+    assert one.steps() == 4 * STEPS
     failing = job(tmp_path, *SMALL, "--total-timesteps", STEPS, "--init-from", "nowhere")
     capsys.readouterr()
     assert run([one, failing]) == [failing]
     assert "--init-from nowhere ended with 2: error: " in capsys.readouterr().out
-    assert (one.done, one.steps()) == (True, 8 * STEPS)
+    assert one.done is True
+    assert one.steps() == 8 * STEPS
     assert [row["env_steps"] for row in read_rows(one.run_dir)] == list(
         range(STEPS, 9 * STEPS, STEPS)
     )
@@ -57,28 +60,37 @@ def test_a_job_goes_on_where_it_was_cut_short_and_is_not_run_again(tmp_path, cap
     assert one.log.stat().st_mtime_ns == ended
     capsys.readouterr()
     # The same program again
-    many_seeds.main(many_seeds.What(algorithm="ppo_pmap", flags=one.flags, threshold=1, runs=2))
+    args = many_seeds.What(algorithm="ppo_pmap", flags=one.flags, threshold=1, runs=2)
+    many_seeds.main(args)
     record = json.loads(capsys.readouterr().out)
-    assert (record["seeds"], record["learned"], record["lost"], len(record["final"])) == (
-        2,
-        2,
-        0,
-        2,
-    )
-    assert (
-        record["mean_by_step"].keys() == {str(8 * STEPS)}
-        and record["final"][0] != record["final"][1]
-    )
+    assert record["seeds"] == 2
+    assert record["learned"] == 2
+    assert record["lost"] == 0
+    assert len(record["final"]) == 2
+    assert record["mean_by_step"].keys() == {str(8 * STEPS)}
+    assert record["final"][0] != record["final"][1]
 
 
 @pytest.mark.slow
 def test_learning_writes_what_came_of_all_seeds(tmp_path, monkeypatch):
     names = "ppo_pmap (wide)", "CartPole-v1 (64 of them)"
-    goal = Goal("classic", *names, 4096, 475, None, {"num_envs": 64, "num_steps": 32})
+    goal = Goal(
+        "classic",
+        *names,
+        4096,
+        475,
+        None,
+        {"num_envs": 64, "num_steps": 32},
+    )
     for module in (learning, report):
         monkeypatch.setattr(module, "goals", lambda: [*goals(), goal])
     folders = {"folder": str(tmp_path / "runs"), "results": str(tmp_path / "results")}
-    args = learning.Args(envs=(names[1],), algos=(names[0],), seeds=2, **folders)
+    args = learning.Args(
+        envs=(names[1],),
+        algos=(names[0],),
+        seeds=2,
+        **folders,
+    )
     learning.learn(args)
     (path,) = (tmp_path / "results").glob("*/ppo_pmap-wide/CartPole-v1-64-of-them.json")
     record = json.loads(path.read_text())
@@ -86,17 +98,17 @@ def test_learning_writes_what_came_of_all_seeds(tmp_path, monkeypatch):
     (run_dir,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
     rows = [row for row in read_rows(run_dir) if "eval/return_mean" in row]
     assert record["returns"] == [row["eval/return_mean"] for row in rows]
-    assert (record["env_steps"], record["seeds"], record["threshold"]) == (
-        [2048, 4096],
-        [100, 101],
-        475,
-    )
-    assert len(record["env_steps_to_threshold"]) == 2 and record["flags"]["num_envs"] == 64
+    assert record["env_steps"] == [2048, 4096]
+    assert record["seeds"] == [100, 101]
+    assert record["threshold"] == 475
+    assert len(record["env_steps_to_threshold"]) == 2
+    assert record["flags"]["num_envs"] == 64
     assert {"jax", "python"} <= record["versions"].keys()
     learning.learn(args)
     assert json.loads(path.read_text()) == record
     with pytest.raises(
-        UsageError, match=r"has 2 seeds x 4,096 steps, and this would replace it by 1 seeds x 4,096"
+        UsageError,
+        match=r"has 2 seeds x 4,096 steps, and this would replace it by 1 seeds x 4,096",
     ):
         learning.learn(dataclasses.replace(args, seeds=1))
     report.report(report.Args(results=args.results, page=str(tmp_path / "page.md")))
@@ -110,9 +122,11 @@ def test_every_task_has_flags_that_its_algorithm_takes():
         for name in sorted(sets)
         for task in learning.tasks_of(learning.Args(set=name, seeds=2))
     ]
-    assert len({task.path(Path()) for task in tasks}) == len(tasks) == len(goals())
+    paths = {task.path(Path()) for task in tasks}
+    assert len(paths) == len(tasks) == len(goals())
     assert all(job.args.total_timesteps == task.steps for task in tasks for job in task.jobs)
-    assert {sum(job.args.num_agents for job in task.jobs) for task in tasks} == {2}
+    agents = {sum(job.args.num_agents for job in task.jobs) for task in tasks}
+    assert agents == {2}
 
 
 def record(algorithm: str, env: str, returns: list[list[float]], threshold: float) -> dict:
@@ -162,25 +176,26 @@ def test_the_page_has_the_figures_of_the_files(results):
     beside = "| Acrobot-v1 | ppo_pmap | -100 | -300 {} |"
 
     def others(page):
-        return [line for line in page.split("## classic")[0].splitlines() if line.startswith("| A")]
+        lines = page.split("## classic")[0].splitlines()
+        return [line for line in lines if line.startswith("| A")]
 
     assert others(text) == [beside.format("below¹")]
     path = results / "cpu-2" / "sb3_ppo" / "Acrobot-v1.json"
     one = json.loads(path.read_text())
     for seed, wanted in ((SEED, "below"), (SEED + 1, "below¹")):
-        path.write_text(json.dumps(one | {"flags": one["flags"] | {"eval_seed": seed}}))
+        flags = one["flags"] | {"eval_seed": seed}
+        path.write_text(json.dumps(one | {"flags": flags}))
         assert others(report.page_of(results)) == [beside.format(wanted)]
 
 
 def test_a_machine_that_only_adds_an_algorithm_has_no_chapter(results):
     path = results / "gpu-1" / "dqn_pmap" / "Acrobot-v1.json"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(record("dqn_pmap", "Acrobot-v1", [[-200.0] * 8, [-90.0] * 8], -100)))
+    other = record("dqn_pmap", "Acrobot-v1", [[-200.0] * 8, [-90.0] * 8], -100)
+    path.write_text(json.dumps(other))
     text = report.page_of(results)
-    assert (
-        "(../benchmarks/results/gpu-1/dqn_pmap/Acrobot-v1.json) | dqn_pmap | -90 |" in text
-        and ", gpu-1" not in text
-    )
+    assert "(../benchmarks/results/gpu-1/dqn_pmap/Acrobot-v1.json) | dqn_pmap | -90 |" in text
+    assert ", gpu-1" not in text
     path.with_name("CartPole-v1.json").write_text(
         json.dumps(record("dqn_pmap", "CartPole-v1", [[1.0] * 8], 4))
     )
@@ -191,7 +206,8 @@ def test_the_best_possible_return_stands_in_the_table_and_in_the_picture(results
     path = results / "cpu-2" / "ppo_pmap" / "CartPole-v1.json"
     one = json.loads(path.read_text())
     assert "optimum" not in report.page_of(results).split("## classic")[1]
-    path.write_text(json.dumps(one | {"optimum": {"all_starts": 7.5, "evaluated": 7.25}}))
+    known = one | {"optimum": {"all_starts": 7.5, "evaluated": 7.25}}
+    path.write_text(json.dumps(known))
     table = report.page_of(results).split("## classic")[1]
     (row,) = (line for line in table.splitlines() if line.startswith("| [CartPole-v1]"))
     assert row.split("|")[-2].strip().startswith("7.25 (7.5 ")
@@ -200,7 +216,9 @@ def test_the_best_possible_return_stands_in_the_table_and_in_the_picture(results
     records = benchmarks.records.load_records(path.parents[1])
     panels = {panel.title: panel for panel in report._curves(records, "seconds")}
     drawn = panels["CartPole-v1"].lines[-1]
-    assert (drawn.label, set(drawn.y), max(drawn.x)) == ("optimum", {7.25}, 20)
+    assert drawn.label == "optimum"
+    assert set(drawn.y) == {7.25}
+    assert max(drawn.x) == 20
     assert "optimum" not in {line.label for line in panels["Acrobot-v1"].lines}
 
 
@@ -224,7 +242,7 @@ def newest(name: str) -> str:
 )
 def test_dynamic_programming_finds_the_best_return(name, params, wanted):
     best = optimum_of(f"gymnasium:{newest(name)}", params, 128)
-    np.testing.assert_allclose(best.all_starts, wanted, atol=5e-5)
+    assert_allclose(best.all_starts, wanted, atol=5e-5)
 
 
 def test_a_game_of_gymnax_has_the_best_return_of_the_equal_one_of_gymnasium():
@@ -232,7 +250,9 @@ def test_a_game_of_gymnax_has_the_best_return_of_the_equal_one_of_gymnasium():
     assert optimum_of("FrozenLake-misc", "", 4) == optimum_of("gymnasium:FrozenLake-v1", "", 4)
     shorter = '{"max_steps_in_episode": 20}', '{"max_episode_steps": 20}'
     assert optimum_of("FrozenLake-misc", shorter[0], 4) == optimum_of(
-        "gymnasium:FrozenLake-v1", shorter[1], 4
+        "gymnasium:FrozenLake-v1",
+        shorter[1],
+        4,
     )
     game, params = gymnax.make("FrozenLake-misc")
     with closing(gymnasium.make("FrozenLake-v1")) as other:
@@ -246,14 +266,17 @@ def test_a_game_of_gymnax_has_the_best_return_of_the_equal_one_of_gymnasium():
         obs, _, reward, ends, _ = jax.vmap(lambda key: game.step_env(key, there, action, params))(
             keys
         )
-        return jnp.mean(jax.nn.one_hot(obs, 16) * ~ends[:, None], axis=0), jnp.mean(reward)
+        seen = jax.nn.one_hot(obs, 16)
+        return jnp.mean(seen * ~ends[:, None], axis=0), jnp.mean(reward)
 
     # Neither holes nor the goal
-    alive = np.flatnonzero(~np.isin(np.arange(16), (5, 7, 11, 12, 15)))
+    is_over = np.isin(np.arange(16), (5, 7, 11, 12, 15))
+    alive = np.flatnonzero(~is_over)
     by_action = jax.vmap(often, (None, 0))
-    onward, reward = jax.jit(jax.vmap(by_action, (0, None)))(alive, np.arange(4))
-    np.testing.assert_allclose(onward, table.onward[alive], atol=0.04)
-    np.testing.assert_allclose(reward, table.reward[alive], atol=0.04)
+    of_all = jax.vmap(by_action, (0, None))
+    onward, reward = jax.jit(of_all)(alive, np.arange(4))
+    assert_allclose(onward, table.onward[alive], atol=0.04)
+    assert_allclose(reward, table.reward[alive], atol=0.04)
     start, _ = game.reset_env(keys[0], params)
     assert table.starts[start] == 1
 
@@ -266,7 +289,7 @@ def test_the_best_return_of_an_evaluation_is_that_of_its_own_starts():
     best = optimum_of(f"gymnasium:{newest('Taxi')}", "", 16)
     with closing(gymnasium.make(newest("Taxi"))) as game:
         ways = [_way(game.unwrapped, game.reset(seed=SEED + index)[0]) for index in range(16)]
-    np.testing.assert_allclose(best.evaluated, 21 - np.mean(ways))
+    assert_allclose(best.evaluated, 21 - np.mean(ways))
     assert abs(best.evaluated - best.all_starts) > 0.01
 
 
@@ -304,7 +327,12 @@ def test_a_damaged_result_is_named(results):
     one = json.loads(path.read_text())
     ragged = [*one["returns"][:-1], one["returns"][-1][1:]]
     lacking = {"optimum": {"evaluated": 1.0}}
-    for damage in ({"returns": ragged}, {"threshold": None}, {"steps_per_second": []}, lacking):
+    for damage in (
+        {"returns": ragged},
+        {"threshold": None},
+        {"steps_per_second": []},
+        lacking,
+    ):
         path.write_text(json.dumps(one | damage))
         with pytest.raises(UsageError, match=r"CartPole-v1.json .* damaged \(\w+\)"):
             report.page_of(results)
@@ -314,8 +342,9 @@ def test_scores_lie_between_the_worst_return_and_the_threshold(results):
     tasks = report.scores(
         [json.loads(path.read_text()) for path in sorted(results.glob("*/*/*.json"))]
     )["ppo_pmap"]
-    np.testing.assert_allclose(
-        [sorted(tasks["CartPole-v1"]), tasks["Acrobot-v1"]], [np.arange(8) / 4, np.ones(8)]
+    assert_allclose(
+        [sorted(tasks["CartPole-v1"]), tasks["Acrobot-v1"]],
+        [np.arange(8) / 4, np.ones(8)],
     )
 
 
@@ -351,7 +380,10 @@ def test_the_search_finds_the_best_candidate_and_gives_more_steps_to_fewer(
     searched, tmp_path, capsys
 ):
     args = tune.Args(
-        env=("CartPole-v1",), candidates=27, total_timesteps=90_000, folder=str(tmp_path / "tune")
+        env=("CartPole-v1",),
+        candidates=27,
+        total_timesteps=90_000,
+        folder=str(tmp_path / "tune"),
     )
     tune.tune(args)
     sizes = [(one.args.total_timesteps, one.args.num_seeds, one.args.seed) for one in searched]
@@ -371,8 +403,15 @@ def test_the_search_finds_the_best_candidate_and_gives_more_steps_to_fewer(
 def test_every_space_has_candidates_that_differ(space):
     algorithm = space.split("-")[0]
     env = "envpool:Pendulum-v1" if algorithm == "appo_pmap" else "Pendulum-v1"
-    args = tune.Args(env=(env,), algo=algorithm, space=space, candidates=20)
-    assert (candidates := tune.draw(args)) == tune.draw(args) and candidates[0] == {}
+    args = tune.Args(
+        env=(env,),
+        algo=algorithm,
+        space=space,
+        candidates=20,
+    )
+    candidates = tune.draw(args)
+    assert candidates == tune.draw(args)
+    assert candidates[0] == {}
     assert len({json.dumps(flags) for flags in candidates}) == 20
 
 
@@ -390,7 +429,8 @@ def test_a_seed_keeps_its_own_curve_where_others_have_more_evaluations(tmp_path,
             {"env_steps": x, "eval/return_mean": x**2 / 100} | y
             for x, y in zip(steps, moments, strict=True)
         ]
-        (one.run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (one.run_dir / "metrics.jsonl").write_text(lines)
     config = {
         "versions": {},
         "git": None,
@@ -399,11 +439,13 @@ def test_a_seed_keeps_its_own_curve_where_others_have_more_evaluations(tmp_path,
     }
     monkeypatch.setattr(benchmarks.records, "read_config", lambda _: config)
     one = record_of("appo_pmap", "CartPole-v1", jobs, 50)
-    assert (one["env_steps"], one["evaluations"]) == ([20, 50, 80, 100], [4, 2])
-    np.testing.assert_allclose(one["returns"], [[4, 4], [25, 40], [64, 76], [100, 100]], rtol=1e-6)
-    np.testing.assert_allclose(one["seconds"], [2, 5, 8, 10])
+    assert one["env_steps"] == [20, 50, 80, 100]
+    assert one["evaluations"] == [4, 2]
+    wanted = [[4, 4], [25, 40], [64, 76], [100, 100]]
+    assert_allclose(one["returns"], wanted, rtol=1e-6)
+    assert_allclose(one["seconds"], [2, 5, 8, 10])
     assert "(2 of 4 evaluations)" in " ".join(report._row(one, []))
-    assert "evaluations" not in " ".join(
-        row := report._row(one | {"evaluations": [4, 4]}, [30, 70, 101])
-    )
+    evaluated = one | {"evaluations": [4, 4]}
+    row = report._row(evaluated, [30, 70, 101])
+    assert "evaluations" not in " ".join(row)
     assert row[-3:] == ["4", "70", ""], "of the nearest evaluation, none after the end"

@@ -79,7 +79,9 @@ def kinds(env, **flags):
 
 def test_nothing_is_wrong_with_an_environment_of_a_suite(capsys):
     found = kinds("CartPole-v1")
-    assert not found["wrong"] and "finite" in found["ok"] and "same episodes" in found["ok"]
+    assert not found["wrong"]
+    assert "finite" in found["ok"]
+    assert "same episodes" in found["ok"]
     assert "every reward is 1" in found["note"]
     assert "Box[4]" in capsys.readouterr().out
 
@@ -89,14 +91,16 @@ def test_a_frame_of_ones_own_is_checked(broken_envs, capsys):
     with pytest.raises(TrainingError):
         kinds("broken_envs:Undrawn")
     printed = capsys.readouterr().out
-    assert "frame shows no picture" in printed and "broken_envs.py, line" in printed
+    assert "frame shows no picture" in printed
+    assert "broken_envs.py, line" in printed
 
 
 def test_whole_numbers_and_large_ones_are_told(capsys):
     spec = make_env("CartPole-v1").spec
     space = {"codes": spaces.box((2,), 0, 5), "far": spaces.box((1,))}
     spec = spec._replace(
-        observation_space=space, obs_dtype={"codes": np.dtype(np.int8), "far": np.dtype(np.float64)}
+        observation_space=space,
+        obs_dtype={"codes": np.dtype(np.int8), "far": np.dtype(np.float64)},
     )
     first = {"codes": np.zeros((1, 2), np.int8), "far": np.zeros((1, 1))}
     after = {"codes": np.int8([[[0, 5]], [[7, 5]]]), "far": np.array([[[1e39]], [[2e39]]])}
@@ -182,6 +186,7 @@ def test_states_without_a_legal_action_count_where_somebody_acts():
         reset_seconds=0.0,
     )
     (found,) = check_env._masks(spec, played)
-    assert found.kind == "wrong" and "1 times" in found.text
+    assert found.kind == "wrong"
+    assert "1 times" in found.text
     (found,) = check_env._masks(spec, played._replace(acting=jnp.array([[False], [True]])))
     assert found.kind == "ok"

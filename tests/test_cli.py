@@ -68,7 +68,13 @@ def finished(workplace):
     ]
     process = succeed(
         run_python(
-            SCRIPT, *words, "--eval-interval", 512, "--checkpoint-interval", 300, cwd=workplace
+            SCRIPT,
+            *words,
+            "--eval-interval",
+            512,
+            "--checkpoint-interval",
+            300,
+            cwd=workplace,
         )
     )
     return process, workplace / "some runs" / "first"
@@ -103,8 +109,8 @@ def test_numbers_of_a_flag_may_have_commas_between_them():
 
 
 def test_a_run_prints_its_progress_and_the_command_that_continues_it(finished):
-    """Which can be copied into a shell, from the same working directory, although the path has a
-    space.
+    """The command can be copied into a shell, from the same working directory, although the path
+    has a space.
     """
     process, run_dir = finished
     assert any(Path(environment()["XDG_CACHE_HOME"]).glob("pmaprl/*-cache"))
@@ -112,9 +118,11 @@ def test_a_run_prints_its_progress_and_the_command_that_continues_it(finished):
     assert sum(line.startswith("step ") for line in lines) >= 8
     assert process.stderr == ""
     words = shlex.split(lines[-1][lines[-1].index("python ") :])
-    assert (words[0], Path(words[1])) == ("python", SCRIPT)
+    assert words[0] == "python"
+    assert Path(words[1]) == SCRIPT
     args = parse(Args, [word if word != "some runs/first" else str(run_dir) for word in words[2:]])
-    assert Path(args.resume) == run_dir and args.total_timesteps > TOTAL
+    assert Path(args.resume) == run_dir
+    assert args.total_timesteps > TOTAL
 
 
 def test_the_run_directory_is_complete(finished):
@@ -132,15 +140,16 @@ def test_the_run_directory_is_complete(finished):
     config = read_config(run_dir)
     result = read_result(run_dir)
     assert config["args"].keys() == {field.name for field in dataclasses.fields(Args.at())}
-    assert (config["algorithm"], config["args"]["num_envs"], config["args"]["hidden_sizes"]) == (
-        "ppo_pmap",
-        8,
-        [8],
-    )
+    assert config["algorithm"] == "ppo_pmap"
+    assert config["args"]["num_envs"] == 8
+    assert config["args"]["hidden_sizes"] == [8]
     assert {"pmaprl", "jax", "flax", "optax", "gymnax"} <= config["versions"].keys()
     assert config["command"][1:3] == ["--hidden-sizes", "8"]
-    assert (result["status"], result["env_steps"], result["updates"]) == ("finished", 1024, 16)
-    assert (len(result["eval/return_mean"]), result["eval/episodes"]) == (1, 8)
+    assert result["status"] == "finished"
+    assert result["env_steps"] == 1024
+    assert result["updates"] == 16
+    assert len(result["eval/return_mean"]) == 1
+    assert result["eval/episodes"] == 8
     assert result["wall_seconds"] > result["compile_seconds"] > 0 < result["steps_per_second"]
     assert len(bytes.fromhex(result["state_sha256"])) == 32
     assert Path(result["checkpoint"]).parts[-2:] == ("checkpoints", "1024")
@@ -206,16 +215,15 @@ def test_stop_and_resume_give_the_same_state(finished, workplace, monkeypatch):
     sliced = workplace / "sliced"
     assert in_process(*words, "--stop-after", "5e2") == 0
     result = read_result(sliced)
-    assert (result["status"], result["env_steps"], (sliced / "DONE").exists()) == (
-        "stopped",
-        512,
-        False,
-    )
+    assert result["status"] == "stopped"
+    assert result["env_steps"] == 512
+    assert not (sliced / "DONE").exists()
     (workplace / "link.py").symlink_to(SCRIPT)
     resumed = succeed(run_python("link.py", "--resume", "sliced", cwd=workplace))
     assert "changed" not in resumed.stdout
     result = read_result(sliced)
-    assert (result["status"], result["env_steps"]) == ("finished", 1024)
+    assert result["status"] == "finished"
+    assert result["env_steps"] == 1024
     assert result["state_sha256"] == read_result(finished[1])["state_sha256"]
     assert (sliced / "DONE").exists()
     assert checkpoint_steps(sliced) == sorted({*boundaries_passed(100, TOTAL, STEPS), 512, TOTAL})
@@ -236,15 +244,16 @@ def test_a_resume_names_what_the_file_no_longer_knows(copy, capsys):
     (copy / "config.json").write_text(json.dumps(config))
     assert in_process("--resume", copy) == 0
     printed = capsys.readouterr().out
-    assert "--kl-coef" in printed and "algos/ppo_pmap.py" in printed
+    assert "--kl-coef" in printed
+    assert "algos/ppo_pmap.py" in printed
     assert "earlier_scripts" not in read_config(copy), "nothing was trained with the file of now"
     assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--quiet") == 0
     assert read_config(copy)["earlier_scripts"] == ["of another file"]
 
 
 def test_a_run_without_checkpoints_is_resumed_from_step_0(copy, capsys):
-    """As after a crash before the first checkpoint or within its save: with a warning, and to the
-    same end.
+    """A crash before the first checkpoint, or within its save, leaves such a run: it goes on with a
+    warning, and to the same end.
     """
     wanted = read_result(copy)["state_sha256"]
     shutil.rmtree(copy / "checkpoints")
@@ -285,7 +294,11 @@ def test_one_process_at_a_time_works_in_a_run_directory(copy, capsys):
     one.
     """
     holder = Popen(
-        [sys.executable, "-c", HOLDER, str(copy)], cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True
+        [sys.executable, "-c", HOLDER, str(copy)],
+        cwd=ROOT,
+        stdin=PIPE,
+        stdout=PIPE,
+        text=True,
     )
     try:
         assert holder.stdout.readline() == "here\n"
@@ -299,7 +312,8 @@ def test_one_process_at_a_time_works_in_a_run_directory(copy, capsys):
         holder.communicate()
     assert (copy / LOCK).exists(), "or this does not show that a stale one is taken over"
     assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--quiet") == 0
-    assert read_result(copy)["env_steps"] == 2 * TOTAL and not (copy / LOCK).exists()
+    assert read_result(copy)["env_steps"] == 2 * TOTAL
+    assert not (copy / LOCK).exists()
 
 
 def test_a_process_that_waited_for_the_lock_holds_the_one_that_others_see(tmp_path, monkeypatch):
@@ -347,7 +361,8 @@ def test_a_run_that_has_trained_everything_has_finished_and_goes_on_with_a_large
     if status != "finished":
         (copy / "result.json").write_text(json.dumps(before | {"status": status}))
         (copy / "DONE").unlink()
-    assert in_process("--resume", copy) == 0 and (copy / "DONE").exists()
+    assert in_process("--resume", copy) == 0
+    assert (copy / "DONE").exists()
     after = read_result(copy)
     kept = "state_sha256", "env_steps", "eval/return_mean"
     assert after["status"] == "finished"
@@ -368,7 +383,8 @@ def test_a_run_that_has_trained_everything_has_finished_and_goes_on_with_a_large
         "it is behind the present step"
     )
     assert in_process(*longer) == 0
-    assert (read_result(copy)["status"], read_result(copy)["env_steps"]) == ("finished", 2 * TOTAL)
+    assert read_result(copy)["status"] == "finished"
+    assert read_result(copy)["env_steps"] == 2 * TOTAL
 
 
 def test_a_resumed_run_keeps_its_flags_but_for_explicit_ones(copy):
@@ -376,8 +392,12 @@ def test_a_resumed_run_keeps_its_flags_but_for_explicit_ones(copy):
     config["args"]["env"] = "gymnax:CartPole-v1"
     (copy / "config.json").write_text(json.dumps(config))
     args = parse(Args, [f"--resume={copy}/../copy", "--gamma", "0.5", "--hidden-sizes", "4", "4"])
-    assert (args.env, args.gamma, args.hidden_sizes) == ("gymnax:CartPole-v1", 0.5, (4, 4))
-    assert (args.num_envs, args.num_minibatches, args.overwrite) == (8, 2, False)
+    assert args.env == "gymnax:CartPole-v1"
+    assert args.gamma == 0.5
+    assert args.hidden_sizes == (4, 4)
+    assert args.num_envs == 8
+    assert args.num_minibatches == 2
+    assert args.overwrite is False
     assert Path(args.run_dir).resolve() == copy
     words = (
         "--run-dir",
@@ -389,9 +409,12 @@ def test_a_resumed_run_keeps_its_flags_but_for_explicit_ones(copy):
         "0.5",
     )
     args = parse(Args, list(words))
-    assert (args.resume, args.num_envs, args.gamma) == (str(copy), 8, 0.5)
+    assert args.resume == str(copy)
+    assert args.num_envs == 8
+    assert args.gamma == 0.5
     args = parse(Args, [*words, "--no-resume-or-start"])
-    assert (args.resume, args.num_envs) == ("", Args.for_env(args.env).num_envs)
+    assert args.resume == ""
+    assert args.num_envs == Args.for_env(args.env).num_envs
     drawn = (copy / "curve.png").stat().st_mtime_ns
     assert in_process("--run-dir", copy, "--resume-or-start") == 0
     assert (copy / "curve.png").stat().st_mtime_ns == drawn, "a finished run is left as it is"
@@ -422,7 +445,8 @@ def test_init_from_takes_the_parameters_and_starts_at_step_0(tmp_path):
     own = trained("own", "--seed", 5)
     result = trained("new", "--seed", 5, "--init-from", tmp_path / "source")
     assert result.env_steps == read_rows(result.run_dir)[0]["env_steps"] == STEPS
-    assert same(result, source) and not same(own, source)
+    assert same(result, source)
+    assert not same(own, source)
 
 
 def test_numbers_may_be_written_in_every_usual_form():
@@ -451,11 +475,15 @@ def test_a_run_does_not_mind_that_nobody_reads_its_output(end, tmp_path):
     }
     env = environment(XDG_CACHE_HOME=str(tmp_path / "home")) | keep
     done = run(
-        ["sh", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        ["sh", "-c", line],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert (done.returncode, done.stderr, len([*tmp_path.glob("runs/CartPole-v1__*/DONE")])) == (
-        0,
-        "",
-        1,
-    )
-    assert any((tmp_path / "told").glob("*-cache")) and not (tmp_path / "home" / "pmaprl").exists()
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert len([*tmp_path.glob("runs/CartPole-v1__*/DONE")]) == 1
+    assert any((tmp_path / "told").glob("*-cache"))
+    assert not (tmp_path / "home" / "pmaprl").exists()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cli_helpers import ROOT, run_python
 from helpers import collectives_beside_each_other
+from numpy.testing import assert_array_equal
 
 from pmaprl.device.collectives import in_one_order
 from pmaprl.device.sharding import AXIS
@@ -51,9 +52,11 @@ def in_a_scan(x):
         carry = carry + jax.lax.pmean(jnp.sin(x + number), AXIS)
         return carry, jax.lax.pmax(x * number, AXIS)
 
-    return jax.lax.scan(step, x, jnp.arange(5.0), reverse=True, unroll=2), jax.lax.all_gather(
-        x, AXIS
+    gathered = jax.lax.all_gather(
+        x,
+        AXIS,
     )
+    return jax.lax.scan(step, x, jnp.arange(5.0), reverse=True, unroll=2), gathered
 
 
 def in_a_loop(x):
@@ -68,12 +71,17 @@ def in_a_loop(x):
     def counted(index, total):
         return total + jax.lax.psum(x * index, AXIS)
 
-    return jax.lax.while_loop(goes_on, step, x), jax.lax.fori_loop(0, jnp.int32(x.size), counted, x)
+    counted_up = jax.lax.fori_loop(0, jnp.int32(x.size), counted, x)
+    return jax.lax.while_loop(goes_on, step, x), counted_up
 
 
 def in_a_branch(x):
     index = jax.lax.pmin(jnp.int32(x.size), AXIS) - 7
-    branches = [lambda x: x, lambda x: jax.lax.psum(x, AXIS), lambda x: x + jax.lax.pmax(x, AXIS)]
+    branches = [
+        lambda x: x,
+        lambda x: jax.lax.psum(x, AXIS),
+        lambda x: x + jax.lax.pmax(x, AXIS),
+    ]
     return jax.lax.switch(index, branches, x), jax.lax.psum(2 * x, AXIS)
 
 
@@ -88,19 +96,27 @@ doubled.defjvps(lambda tangent, result, x: 2 * tangent)
 def in_functions(x):
     """Functions of JAX around collectives: compiled, differentiated, mapped, computed again."""
     compiled = jax.jit(lambda x: jax.lax.psum(x, AXIS) / 3)
-    gradient = jax.grad(lambda x: jnp.sum(jnp.cos(jax.lax.pmean(x, AXIS))))(x)
-    mapped = jax.vmap(lambda y: jax.lax.pmean(y, AXIS) + jax.lax.psum(y, "rows"), axis_name="rows")(
-        x
-    )
+
+    def total(x):
+        return jnp.sum(jnp.cos(jax.lax.pmean(x, AXIS)))
+
+    gradient = jax.grad(total)(x)
+
+    def over_both(y):
+        return jax.lax.pmean(y, AXIS) + jax.lax.psum(y, "rows")
+
+    mapped = jax.vmap(over_both, axis_name="rows")(x)
     again = jax.checkpoint(lambda x: jnp.tanh(jax.lax.psum(x, AXIS)))
     return compiled(x), compiled(x + 1), gradient, mapped, again(x), doubled(x)
 
 
 @pytest.mark.parametrize(
-    "program", [of_every_kind, of_constants, in_a_scan, in_a_loop, in_a_branch, in_functions]
+    "program",
+    [of_every_kind, of_constants, in_a_scan, in_a_loop, in_a_branch, in_functions],
 )
 def test_a_program_in_one_order_gives_the_same_bits(program):
-    x = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 8)).astype(np.float32)
     x[0, :4] = 0.0, -0.0, np.inf, np.nan
     if program is in_a_loop:
         x = np.abs(np.nan_to_num(x, posinf=1)) + 0.1
@@ -112,7 +128,7 @@ def test_a_program_in_one_order_gives_the_same_bits(program):
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
+        assert_array_equal(one, other)
 
 
 def test_one_device_needs_no_order():
@@ -151,7 +167,10 @@ def cases():
         for count in (2, 4):
             fast = (name, count) == ("pqn, memory", 2)
             yield pytest.param(
-                name, count, id=f"{name}, {count} devices", marks=[] if fast else [pytest.mark.slow]
+                name,
+                count,
+                id=f"{name}, {count} devices",
+                marks=[] if fast else [pytest.mark.slow],
             )
 
 
@@ -162,7 +181,13 @@ def test_a_run_on_cpu_devices_ends(name, num_devices, tmp_path):
     script = ROOT / "algos" / f"{algorithm}_pmap.py"
     words = f"{words} --num-devices {num_devices} --eval-episodes 4 --quiet --run-dir".split()
     try:
-        process = run_python(script, *words, tmp_path / "run", timeout=400, XLA_FLAGS="")
+        process = run_python(
+            script,
+            *words,
+            tmp_path / "run",
+            timeout=400,
+            XLA_FLAGS="",
+        )
     except TimeoutExpired:
         pytest.fail(
             f"{name} on {num_devices} devices did not end: do its devices wait for each other?"

@@ -19,6 +19,7 @@ from helpers import (
     small_args,
     train,
 )
+from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.cli.errors import TrainingError, UsageError
 from pmaprl.cli.files import replacing
@@ -58,11 +59,13 @@ def finished_episodes(reward: np.ndarray, done: np.ndarray) -> np.ndarray:
     """
     found = []
     ret = np.zeros(N)
-    length = np.where(np.arange(N) == 0, -np.inf, 0)
+    is_first = np.arange(N) == 0
+    length = np.where(is_first, -np.inf, 0)
     for reward_t, done_t in zip(reward, done, strict=True):
         ret = ret + reward_t
         length = length + 1
-        found += [(ret[n], length[n]) for n in np.flatnonzero(done_t & (length > 0))]
+        ended = np.flatnonzero(done_t & (length > 0))
+        found += [(ret[n], length[n]) for n in ended]
         ret = np.where(done_t, 0, ret)
         length = np.where(done_t, 0, length)
     return np.array(found).reshape(-1, 2)
@@ -73,29 +76,46 @@ KINDS = ("", "_sum", "_max", "_min", "_last")
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_episode_statistics_equal_numpy(devices):
-    """Of each rollout, and of the last 100 episodes, over devices and updates; more and fewer than
-    100 at once.
+    """Statistics of each rollout, and of the last 100 episodes, over devices and updates; more and
+    fewer than 100 at once.
     """
     random = np.random.default_rng(0)
     updates = 12
-    reward = random.normal(size=(updates * T, N)).astype(np.float32)
-    done = (
-        random.random((updates * T, N)) < np.repeat([0, 0.1, 0.3, 0.6, 1.0, 0.05] * 2, T)[:, None]
-    )
+    rewards = random.normal(size=(updates * T, N))
+    reward = rewards.astype(np.float32)
+    chances = np.repeat([0, 0.1, 0.3, 0.6, 1.0, 0.05] * 2, T)
+    done = random.random((updates * T, N)) < chances[:, None]
     info = np.where(
-        random.random(reward.shape) < 0.2, random.normal(size=reward.shape) - 5, np.nan
+        random.random(reward.shape) < 0.2,
+        random.normal(size=reward.shape) - 5,
+        np.nan,
     ).astype(np.float32)
     info[: 2 * T] = np.nan  # in two whole updates, and in the last step of a device
     info[-1, N // 2 :] = np.inf
 
     @jax.jit
     def count(tracker, recent, steps):
-        steps = jax.tree.map(lambda x: x.reshape(T, devices, -1), steps)
-        count = jax.vmap(count_episodes, in_axes=(0, None, 1), axis_name=AXIS)
+
+        def split(x):
+            return x.reshape(T, devices, -1)
+
+        steps = jax.tree.map(split, steps)
+        count = jax.vmap(
+            count_episodes,
+            in_axes=(0, None, 1),
+            axis_name=AXIS,
+        )
         return count(tracker, recent, steps)
 
-    tracker = jax.tree.map(lambda *x: jnp.concatenate(x), new_tracker(1, True), new_tracker(N - 1))
-    tracker = jax.tree.map(lambda x: x.reshape(devices, -1), tracker)
+    def joined(*x):
+        return jnp.concatenate(x)
+
+    tracker = jax.tree.map(joined, new_tracker(1, True), new_tracker(N - 1))
+
+    def sharded(x):
+        return x.reshape(devices, -1)
+
+    tracker = jax.tree.map(sharded, tracker)
     recent = new_recent()
     so_far = None
     whole = []
@@ -112,9 +132,12 @@ def test_episode_statistics_equal_numpy(devices):
             final_obs=None,
         )
         tracker, *replicas = count(
-            tracker, recent, steps._replace(info={f"x{kind}": info[rows] for kind in KINDS})
+            tracker,
+            recent,
+            steps._replace(info={f"x{kind}": info[rows] for kind in KINDS}),
         )
-        assert all(same_bits(x[0], x[i]) for x in jax.tree.leaves(replicas) for i in range(devices))
+        leaves = jax.tree.leaves(replicas)
+        assert all(same_bits(x[0], x[i]) for x in leaves for i in range(devices))
         recent, new = jax.tree.map(lambda x: x[0], replicas)
         so_far = so_far + new if update else new
         metrics = recent_metrics(recent) | new.metrics()
@@ -126,35 +149,43 @@ def test_episode_statistics_equal_numpy(devices):
             if seen
             else [np.nan] * 5
         )
-        np.testing.assert_allclose(logged, numbers, rtol=1e-5)
+        assert_allclose(logged, numbers, rtol=1e-5)
 
         before = len(whole)
         whole = finished_episodes(reward[until], done[until])
         window = whole[-WINDOW:]
         fresh = whole[before:]
-        assert (recent.count, new.count["episode/return"]) == (len(window), len(fresh))
+        assert recent.count == len(window)
+        assert new.count["episode/return"] == len(fresh)
         if not len(whole):
-            assert np.isnan(metrics["episode/return_last100"]) and np.isnan(
-                metrics["episode/return"]
-            )
+            assert np.isnan(metrics["episode/return_last100"])
+            assert np.isnan(metrics["episode/return"])
             continue
-        np.testing.assert_allclose(recent.ret[: len(window)], window[::-1, 0], rtol=1e-4, atol=1e-5)
-        expected = {
-            f"{name}_last100": x
-            for name, x in zip(("return", "length"), window.mean(axis=0), strict=True)
-        }
-        for name, x in zip(("return", "length"), fresh.T, strict=True):
+        assert_allclose(
+            recent.ret[: len(window)],
+            window[::-1, 0],
+            rtol=1e-4,
+            atol=1e-5,
+        )
+        means = zip(("return", "length"), window.mean(axis=0), strict=True)
+        expected = {f"{name}_last100": x for name, x in means}
+        columns = zip(("return", "length"), fresh.T, strict=True)
+        for name, x in columns:
             expected |= (
                 {name: x.mean(), f"{name}_min": x.min(), f"{name}_max": x.max()} if len(x) else {}
             )
         for name, number in expected.items():
-            np.testing.assert_allclose(
-                metrics[f"episode/{name}"], number, rtol=1e-4, atol=1e-5, err_msg=name
+            assert_allclose(
+                metrics[f"episode/{name}"],
+                number,
+                rtol=1e-4,
+                atol=1e-5,
+                err_msg=name,
             )
     assert len(whole) > 2 * WINDOW
 
 
-def test_reported_returns_are_raw_and_of_whole_episodes_and_exactly_eval_episodes_count(tmp_path):
+def test_reported_returns_are_raw_over_exactly_eval_episodes_whole_episodes(tmp_path):
     """Episodes of 7 steps, whatever the learner makes of them; five are evaluated, although two
     devices play three.
     """
@@ -176,8 +207,10 @@ def test_reported_returns_are_raw_and_of_whole_episodes_and_exactly_eval_episode
     rows = metric_rows(result.run_dir)
     assert len(rows) == 5
     for row in rows:
-        assert {row[f"episode/length{end}"] for end in ("", "_min", "_max", "_last100")} == {7}
-        assert [row[f"episode/return{end}"] % 7 for end in ("_min", "_max")] == [0, 0]
+        lengths = {row[f"episode/length{end}"] for end in ("", "_min", "_max", "_last100")}
+        assert lengths == {7}
+        rests = [row[f"episode/return{end}"] % 7 for end in ("_min", "_max")]
+        assert rests == [0, 0]
         assert (
             7 * 3000
             > row["episode/return_max"]
@@ -211,9 +244,11 @@ def counting_update(state):
     odd = {"odd": value, "odd_max": -value, "odd_last": -value}
     tally = MetricSums.of(metrics)
     for due, rare in ((state % 2 == 1, odd), (False, {"never": value, "never_max": value})):
-        tally |= MetricSums.of(
-            update_if(jnp.bool_(due), lambda state, rare=rare: (state, rare), state)[1]
-        )
+
+        def keep(state, rare=rare):
+            return (state, rare)
+
+        tally |= MetricSums.of(update_if(jnp.bool_(due), keep, state)[1])
     return state + 1, tally, episodes
 
 
@@ -229,9 +264,9 @@ def test_repeat_puts_metrics_together_and_finds_the_first_broken_update_of_each_
 
     state, packed = repeated(states, jnp.int32(6))
     metrics, broken, counts, _ = packed.fetch(6)
-    np.testing.assert_array_equal(state, states + 6)
-    np.testing.assert_allclose(metrics["value"], [2.5, 12.5, 4.5])
-    np.testing.assert_allclose(metrics["episode/return"], [2.5, 12.5, 4.5])
+    assert_array_equal(state, states + 6)
+    assert_allclose(metrics["value"], [2.5, 12.5, 4.5])
+    assert_allclose(metrics["episode/return"], [2.5, 12.5, 4.5])
     wanted = {
         "value_sum": [-15, -75, -27],
         "value_max": [0, -10, -2],
@@ -246,7 +281,8 @@ def test_repeat_puts_metrics_together_and_finds_the_first_broken_update_of_each_
     wanted |= dict.fromkeys(("value_last", "odd_last"), wanted["value_min"])
     assert {name: metrics[name].tolist() for name in wanted} == wanted
     assert np.isnan([metrics["never"], metrics["never_max"]]).all()
-    assert [counts[name].tolist() for name in ("value", "odd", "never")] == [
+    found = [counts[name].tolist() for name in ("value", "odd", "never")]
+    assert found == [
         [6] * 3,
         [3] * 3,
         [0] * 3,
@@ -254,7 +290,7 @@ def test_repeat_puts_metrics_together_and_finds_the_first_broken_update_of_each_
     broken = {name: broken[name].tolist() for name in ("value", "late", "early")}
     assert broken == {"value": [-1, -1, -1], "late": [3, 0, 1], "early": [1, -1, -1]}
     state, packed = repeated(states, jnp.int32(0))
-    np.testing.assert_array_equal(state, states)
+    assert_array_equal(state, states)
     assert np.isnan(packed.fetch(0).metrics["value"]).all()
     assert packed.fetch(0).broken == {}
 
@@ -281,33 +317,53 @@ def test_several_calls_of_a_row_are_put_together_as_one_call_would_do_it():
             after, packed = repeated(after, jnp.int32(size))
             parts.append(packed.fetch(size))
         together = functools.reduce(lambda older, newer: older.followed_by(newer), parts)
-        assert together.updates == whole.updates and together.metrics.keys() == whole.metrics.keys()
-        for wanted, found in zip(whole[:3], together[:3], strict=True):
-            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), wanted, found)
+        assert together.updates == whole.updates
+        assert together.metrics.keys() == whole.metrics.keys()
+        pairs = zip(whole[:3], together[:3], strict=True)
+        for wanted, found in pairs:
+
+            def compare(x, y):
+                return assert_allclose(x, y, rtol=1e-6)
+
+            jax.tree.map(compare, wanted, found)
 
 
 def test_metrics_are_those_of_the_samples_of_all_devices_and_of_all_steps_that_count():
     def of_share(x):
+        values = {"x": x.mean(), "x_sum": x.sum(), "x_max": x.max(), "x_min": x.min()}
         return across_devices(
-            x.mean(), {"x": x.mean(), "x_sum": x.sum(), "x_max": x.max(), "x_min": x.min()}
+            x.mean(),
+            values,
         )
 
     grads, metrics = over_devices(of_share, 4, np.arange(8.0) - 5)
     wanted = {"x": -1.5, "x_sum": -12, "x_max": 2, "x_min": -5}
     assert grads.tolist() == [-1.5] * 4
-    assert {name: x.tolist() for name, x in metrics.items()} == {
-        name: [x] * 4 for name, x in wanted.items()
-    }
+    found = {name: x.tolist() for name, x in metrics.items()}
+    assert found == {name: [x] * 4 for name, x in wanted.items()}
+
+    def merge(x):
+        return mean_metrics_over_devices(jax.tree.map(lambda x: x[0], x))
+
     again = over_devices(
-        lambda x: mean_metrics_over_devices(jax.tree.map(lambda x: x[0], x)), 4, metrics
+        merge,
+        4,
+        metrics,
     )
     assert same_bits(again, metrics), "what is the same everywhere stays so"
+
+    def own_metrics(x):
+        return mean_metrics_over_devices({"x": x[0], "x_max": x[0]})
+
     own = over_devices(
-        lambda x: mean_metrics_over_devices({"x": x[0], "x_max": x[0]}), 4, np.arange(4.0)
+        own_metrics,
+        4,
+        np.arange(4.0),
     )
     assert [x.tolist() for x in own.values()] == [[1.5] * 4, [3.0] * 4]
 
-    steps = dict.fromkeys(("x", "x_sum", "x_max", "x_min", "x_last"), np.arange(8.0) - 5)
+    names = ("x", "x_sum", "x_max", "x_min", "x_last")
+    steps = dict.fromkeys(names, np.arange(8.0) - 5)
     assert over_steps(steps) == wanted | {"x_last": 2}
     assert over_steps(steps, np.arange(8) < 3) == {
         "x": -4,
@@ -320,7 +376,8 @@ def test_metrics_are_those_of_the_samples_of_all_devices_and_of_all_steps_that_c
 
 def test_counts_stay_exact_in_metrics_and_what_is_not_finite_is_null():
     assert jsonable(np.int32(123_456_789)) == 123_456_789
-    assert jsonable(np.array([np.nan, 2.5, np.inf])) == [None, 2.5, None]
+    numbers = np.array([np.nan, 2.5, np.inf])
+    assert jsonable(numbers) == [None, 2.5, None]
 
 
 def test_training_time_is_without_evaluation_and_saving(monkeypatch):
@@ -339,15 +396,19 @@ def test_training_time_is_without_evaluation_and_saving(monkeypatch):
         pass_time(2)
         pass_time(seconds, doing)
         assert clock.lap() == 2
-    assert (clock.trained, clock.since_begin, clock.wall) == (4, 12, 22)
+    assert clock.trained == 4
+    assert clock.since_begin == 12
+    assert clock.wall == 22
 
 
 def arrays(step: int = 0) -> Arrays:
+    w = np.arange(6, dtype=np.float32).reshape(2, 3) + step
     learner = {
-        "w": np.arange(6, dtype=np.float32).reshape(2, 3) + step,
+        "w": w,
         "updates": np.asarray(step, np.int32),
     }
-    envs = {"key": np.array([[1, 2]], np.uint32), "nothing": np.zeros((0, 3), np.float32)}
+    key = np.array([[1, 2]], np.uint32)
+    envs = {"key": key, "nothing": np.zeros((0, 3), np.float32)}
     return {f"learner/{name}": x for name, x in learner.items()} | {
         f"envs/{name}": x for name, x in envs.items()
     }
@@ -355,8 +416,10 @@ def arrays(step: int = 0) -> Arrays:
 
 def saved(directory, steps, evaluations=None, **policy) -> Checkpoints:
     checkpoints = Checkpoints(directory, **policy)
-    for step, evaluation in zip(steps, evaluations or [None] * len(steps), strict=True):
-        checkpoints.save(step, arrays(step), evaluation and [evaluation - 1, evaluation + 1])
+    values = evaluations or [None] * len(steps)
+    for step, evaluation in zip(steps, values, strict=True):
+        returns = evaluation and [evaluation - 1, evaluation + 1]
+        checkpoints.save(step, arrays(step), returns)
     checkpoints.wait()
     return checkpoints
 
@@ -364,18 +427,25 @@ def saved(directory, steps, evaluations=None, **policy) -> Checkpoints:
 def test_sha256_sees_every_name_type_shape_and_bit():
     a = np.arange(4, dtype=np.int32)
     b = np.ones(2, np.float32)
-    variants = [{"a": a, "b": b}, {"a": a, "c": b}, {"a": a}, {"a": a.astype(np.uint32), "b": b}]
-    variants += [{"a": a.reshape(2, 2), "b": b}, {"a": a, "b": np.nextafter(b, np.float32(2))}]
+    variants = [
+        {"a": a, "b": b},
+        {"a": a, "c": b},
+        {"a": a},
+        {"a": a.astype(np.uint32), "b": b},
+    ]
+    rounded = np.nextafter(b, np.float32(2))
+    variants += [{"a": a.reshape(2, 2), "b": b}, {"a": a, "b": rounded}]
     assert len({sha256(variant) for variant in variants}) == len(variants)
     assert sha256({"b": b, "a": a}) == sha256(variants[0])
 
 
-def test_a_checkpoint_that_does_not_fit_names_the_array_and_an_unreadable_one_is_not_damaged(
+def test_a_checkpoint_that_does_not_fit_or_cannot_be_read_is_told_from_a_damaged_one(
     tmp_path, monkeypatch
 ):
     checkpoints = saved(tmp_path / "c", [1, 2], [9.0, 1.0])
     some = {"learner/w": arrays(2)["learner/w"]}
-    assert checkpoints.load(some, ("learner/w",))[1].keys() == some.keys()
+    loaded = checkpoints.load(some, ("learner/w",))
+    assert loaded[1].keys() == some.keys()
     monkeypatch.setattr("orbax.checkpoint.v1.load", lambda *_: pytest.fail("it was read"))
     changes = (
         {"w": np.zeros((2, 4), np.float32)},
@@ -403,20 +473,34 @@ def test_a_checkpoint_that_loads_but_is_not_what_was_saved_is_skipped(tmp_path, 
         patch.setattr("pmaprl.runs.checkpoints.checksums", lambda arrays: wrong)
         saved(tmp_path / "c", [20])
     step, _, damaged = Checkpoints(tmp_path / "c").load(arrays())
-    assert (step, len(damaged)) == (10, 1)
+    assert step == 10
+    assert len(damaged) == 1
 
 
 def test_keeping_the_best_checkpoint(tmp_path):
     evaluations = [1.0, 9.0, None, 3.0, 2.0]
-    checkpoints = saved(tmp_path / "best", range(1, 6), evaluations, keep=1, keep_best=True)
-    assert checkpoints.steps() == [2, 5] and checkpoints.best() == (2, [8.0, 10.0])
-    assert Checkpoints(tmp_path / "best", keep=1, keep_best=True).best() == checkpoints.best()
-    assert saved(tmp_path / "newest", range(1, 6), evaluations, keep=1).steps() == [5]
+    checkpoints = saved(
+        tmp_path / "best",
+        range(1, 6),
+        evaluations,
+        keep=1,
+        keep_best=True,
+    )
+    assert checkpoints.steps() == [2, 5]
+    assert checkpoints.best() == (2, [8.0, 10.0])
+    best = Checkpoints(tmp_path / "best", keep=1, keep_best=True).best()
+    assert best == checkpoints.best()
+    newest = saved(tmp_path / "newest", range(1, 6), evaluations, keep=1)
+    assert newest.steps() == [5]
     added = saved(tmp_path / "added", [1], keep=2, keep_best=True)
     assert added.best() == (0, [])
     added.add_evaluation(1, [8.0, 10.0])
     assert saved(
-        tmp_path / "added", [2, 3, 4], [5.0, 6.0, 7.0], keep=2, keep_best=True
+        tmp_path / "added",
+        [2, 3, 4],
+        [5.0, 6.0, 7.0],
+        keep=2,
+        keep_best=True,
     ).steps() == [1, 3, 4]
 
 
@@ -427,7 +511,8 @@ def test_a_step_saved_again_at_once(tmp_path):
     checkpoints.save(10, big, [1.0])
     checkpoints.save(10, big, [2.0])
     checkpoints.wait()
-    assert checkpoints.load(big)[0] == 10 and checkpoints.best() == (10, [2.0])
+    assert checkpoints.load(big)[0] == 10
+    assert checkpoints.best() == (10, [2.0])
 
 
 def test_the_evaluation_of_a_checkpoint_that_is_being_deleted_is_left_out(tmp_path):
@@ -448,13 +533,23 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
 
 
 def test_devices_divide_the_environments_and_pay_off():
-    for request in ((4, 16, 4), (8, 16, 2), (1, 3, 3), (8, 8, 1)):
+    for request in (
+        (4, 16, 4),
+        (8, 16, 2),
+        (1, 3, 3),
+        (8, 8, 1),
+    ):
         assert len(choose_devices(*request)) == request[0]
     assert len(choose_devices(0, 4, envs_per_cpu_device=8)) == 1  # too few for a second one
-    for request in ((3, 16), (8, 16, 4), (16, 32)):  # JAX has eight
+    for request in (
+        (3, 16),
+        (8, 16, 4),
+        (16, 32),
+    ):  # JAX has eight
         with pytest.raises(UsageError, match=f"--num-devices {request[0]}"):
             choose_devices(*request)
-    assert choose_roles((1,), (0, 2)) == ([jax.devices()[1]], [jax.devices()[0], jax.devices()[2]])
+    learners = [jax.devices()[0], jax.devices()[2]]
+    assert choose_roles((1,), (0, 2)) == ([jax.devices()[1]], learners)
     assert choose_roles((), ()) == ([jax.devices()[0]],) * 2
     with pytest.raises(UsageError, match="no device 8"):
         choose_roles((8,), ())
@@ -473,7 +568,7 @@ def test_episodes_depend_on_their_global_index_alone():
     on_one, on_four = (
         episodes(make_env("CartPole-v1"), constant(1), 8, devices) for devices in (1, 4)
     )
-    np.testing.assert_array_equal(on_one, on_four)
+    assert_array_equal(on_one, on_four)
     assert 8 <= min(on_one[1]) < max(on_one[1]) <= 11  # always pushing right drops the pole soon
 
 
@@ -488,9 +583,14 @@ def test_an_episode_counts_once_although_its_environment_goes_on():
 
 def test_a_step_draws_nothing_that_the_reset_has_drawn():
     reset_key, *others = episode_keys(jax.random.key(0))
-    drawn = jax.vmap(lambda key: jax.random.split(key, 8))(jax.random.split(reset_key, 8))
+    keys = jax.random.split(reset_key, 8)
+    drawn = jax.vmap(lambda key: jax.random.split(key, 8))(keys)
     of_steps = [jax.random.fold_in(key, step) for key in others for step in range(8)]
-    drawn = [reset_key, *jax.random.split(reset_key, 8), *drawn.ravel()]
+    drawn = [
+        reset_key,
+        *jax.random.split(reset_key, 8),
+        *drawn.ravel(),
+    ]
     assert not {str(jax.random.key_data(key)) for key in drawn} & {
         str(jax.random.key_data(key)) for key in of_steps
     }
@@ -498,7 +598,8 @@ def test_a_step_draws_nothing_that_the_reset_has_drawn():
 
 def test_an_environment_without_a_time_limit_is_capped():
     returns, lengths = episodes(make_env("Endless"), constant(0), 1)
-    assert (lengths.tolist(), returns.tolist()) == ([DEFAULT_HORIZON], [2.5 * DEFAULT_HORIZON])
+    assert lengths.tolist() == [DEFAULT_HORIZON]
+    assert returns.tolist() == [2.5 * DEFAULT_HORIZON]
 
 
 class Beside:
@@ -529,7 +630,12 @@ def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
     beside = Beside()
     stops = []
     warnings = []
-    run = SimpleNamespace(args=small_args(), clock=Clock(), is_game=False, total=1_000)
+    run = SimpleNamespace(
+        args=small_args(),
+        clock=Clock(),
+        is_game=False,
+        total=1_000,
+    )
     run.console = SimpleNamespace(warn=warnings.append, say=lambda text: None)
     run.saver = Saver(None, small_args(), InitialState())
     run.recorder = SimpleNamespace(add_evaluation=lambda step, metrics, moment: None)
@@ -539,17 +645,24 @@ def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
     for step in range(1, MOST_PENDING + 1):
         evaluations.begin(step, None)
         evaluations.poll()
-    assert (len(beside.begun), beside.played, warnings) == (MOST_PENDING, [], [])
+    assert len(beside.begun) == MOST_PENDING
+    assert beside.played == []
+    assert warnings == []
     stops += [lambda: False, lambda: False, lambda: beside.over.append(1) or True]
     evaluations.begin(MOST_PENDING + 1, None)
-    assert (len(beside.begun), beside.played, len(warnings)) == (MOST_PENDING, [], 1)
+    assert len(beside.begun) == MOST_PENDING
+    assert beside.played == []
+    assert len(warnings) == 1
     evaluations.begin(MOST_PENDING + 2, None)
-    assert len(beside.begun) == MOST_PENDING + 1 and beside.played == [1]
+    assert len(beside.begun) == MOST_PENDING + 1
+    assert beside.played == [1]
     stops += [lambda: False] * 4 + [lambda: True] * 9
     evaluations.finish()
     left = len(beside.begun) - len(beside.played)
     evaluations.stop()
-    assert len(beside.played) > 1 and f"{left} due" in warnings[-1] and len(warnings) == 2
+    assert len(beside.played) > 1
+    assert f"{left} due" in warnings[-1]
+    assert len(warnings) == 2
 
 
 @pytest.mark.parametrize(
@@ -579,7 +692,7 @@ def test_an_evaluation_that_is_not_played_is_said_to_be_played_by_a_resume_where
 
 @pytest.mark.parametrize("size, stride, more", [(3, 2, (0, 0)), (8, 4, (3, 1))])
 def test_convolutions_are_those_of_xla(size, stride, more):
-    """Where the last neighbourhood would leave pixels out, the image is padded."""
+    """An image is padded, where the last neighbourhood would leave pixels out."""
     image = jax.random.normal(jax.random.key(0), (2, 9, 11, 5))
     kernel = jax.random.normal(jax.random.key(1), (size, size, 5, 7))
     bias = jnp.arange(7.0)
@@ -589,42 +702,69 @@ def test_convolutions_are_those_of_xla(size, stride, more):
     padding = [(0, rows_or_columns) for rows_or_columns in more]
     wanted = (
         jax.lax.conv_general_dilated(
-            image, kernel, (stride, stride), padding, dimension_numbers=places
+            image,
+            kernel,
+            (stride, stride),
+            padding,
+            dimension_numbers=places,
         )
         + bias
     )
-    assert relative_difference(jnp.moveaxis(x, (-1, 0), (0, -1)), wanted) < 1e-5
+    found = jnp.moveaxis(x, (-1, 0), (0, -1))
+    assert relative_difference(found, wanted) < 1e-5
 
 
 @pytest.mark.parametrize("encoder", ["small", "nature", "impala", "flat"])
 def test_each_image_has_its_own_features_and_none_has_none(encoder):
-    """Those of no image are asked for in an evaluation of no episodes, beside the one that is
+    """Features of no image are asked for in an evaluation of no episodes, beside the one that is
     drawn.
     """
     images = jax.random.normal(jax.random.key(0), (2, 3, 10, 10, 4))
+    image_box = Box(np.zeros((10, 10, 4)), np.ones((10, 10, 4)), (10, 10, 4))
     torso = Torso(
-        Box(np.zeros((10, 10, 4)), np.ones((10, 10, 4)), (10, 10, 4)), (5, 6), "relu", None, encoder
+        image_box,
+        (5, 6),
+        "relu",
+        None,
+        encoder,
     )
     params = jax.jit(torso.init)(jax.random.key(0), images)
 
     @jax.jit
     def features_of(images):
-        seen = jax.grad(lambda x: torso.apply(params, x).sum())(images)
-        return (*(torso.apply(params, x) for x in (images, images[1, 2], images[:0])), seen)
+
+        def total(x):
+            return torso.apply(params, x).sum()
+
+        seen = jax.grad(total)(images)
+        outputs = (torso.apply(params, x) for x in (images, images[1, 2], images[:0]))
+        return (*outputs, seen)
 
     features, alone, none, seen = features_of(images)
-    assert (features.shape, none.shape) == ((2, 3, 6), (0, 3, 6))
+    assert features.shape == (2, 3, 6)
+    assert none.shape == (0, 3, 6)
     assert relative_difference(features[1, 2], alone) < 1e-5
-    assert jnp.all(jnp.any(seen != 0, axis=(0, 1, 4))), "every pixel counts"
+    is_seen = jnp.any(seen != 0, axis=(0, 1, 4))
+    assert jnp.all(is_seen), "every pixel counts"
     # Which has no layer before the hidden ones
     assert ("Features_0" in params["params"]) == (encoder != "flat")
 
 
 VECTOR = Box(np.zeros(3), np.ones(3), (3,))
 FLAGS = SimpleNamespace(
-    hidden_sizes=(5, 6), activation="tanh", dtype=None, layer_norm=True, gamma=0.9, rnn="gru"
+    hidden_sizes=(5, 6),
+    activation="tanh",
+    dtype=None,
+    layer_norm=True,
+    gamma=0.9,
+    rnn="gru",
 )
-OVERRIDES = {"hidden_sizes": (32,), "activation": "relu", "layer_norm": False, "name": "own"}
+OVERRIDES = {
+    "hidden_sizes": (32,),
+    "activation": "relu",
+    "layer_norm": False,
+    "name": "own",
+}
 
 
 @pytest.mark.parametrize("kind", [Torso, RecurrentTorso])
@@ -644,7 +784,8 @@ def test_an_override_that_is_no_field_of_a_torso_is_refused_with_those_that_ther
 
 def test_a_torso_without_hidden_layers_gives_its_features():
     torso = Torso.of(FLAGS, VECTOR, hidden_sizes=())
-    assert torso.init_with_output(jax.random.key(0), jnp.ones((2, 4, 3)))[0].shape == (2, 4, 3)
+    out = torso.init_with_output(jax.random.key(0), jnp.ones((2, 4, 3)))[0]
+    assert out.shape == (2, 4, 3)
 
 
 def test_statistics_saved_by_an_older_version_go_on_with_zeros_for_what_it_did_not_save(tmp_path):

@@ -7,11 +7,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
-import numpy as np
 import ppo_pmap as ppo
 import pytest
 from cli_helpers import checkpoint_steps, read_rows
 from helpers import small_args
+from numpy.testing import assert_allclose
 
 import pmaprl.runs.evaluator
 import pmaprl.runs.run
@@ -90,7 +90,9 @@ class Device:
         monkeypatch.setattr(Saver, "copied", copied_later)
         monkeypatch.setattr(Saver, "to_host", lambda saver, state: to_host(saver, made(state)))
         monkeypatch.setattr(
-            pmaprl.runs.evaluator, "episodes_of", lambda later, args: episodes_of(made(later), args)
+            pmaprl.runs.evaluator,
+            "episodes_of",
+            lambda later, args: episodes_of(made(later), args),
         )
 
     def update(self, state: Any, updates: Any) -> tuple[Later, Later]:
@@ -98,14 +100,21 @@ class Device:
             self.dispatched += 1
             self.changed.notify_all()
         self.left -= int(updates)
-        future = self.queue.submit(self.run, self.dispatched, self.left == 0, state, updates)
+        future = self.queue.submit(
+            self.run,
+            self.dispatched,
+            self.left == 0,
+            state,
+            updates,
+        )
         return Later(future, 0), Later(future, 1)
 
     def run(self, number: int, is_last: bool, state: Any, updates: Any) -> Any:
         results = jax.block_until_ready(self.programs.update(made(state), updates))
         with self.changed:
             if not is_last and not self.changed.wait_for(
-                lambda: self.dispatched > number, PATIENCE
+                lambda: self.dispatched > number,
+                PATIENCE,
             ):
                 self.starved.append(number)
         return results
@@ -124,12 +133,17 @@ def made(x: Any) -> Any:
 
 def test_the_next_updates_are_dispatched_before_those_under_way_are_done(tmp_path, monkeypatch):
     """Across rows, evaluations and checkpoints, of which nothing changes."""
-    flags = {"log_interval": UPDATE, "eval_interval": 3 * UPDATE, "checkpoint_interval": 2 * UPDATE}
+    flags = {
+        "log_interval": UPDATE,
+        "eval_interval": 3 * UPDATE,
+        "checkpoint_interval": 2 * UPDATE,
+    }
     flags |= {"keep_checkpoints": 0, "keep_best": True}
     plain = start(tmp_path / "plain", **flags)
     device = Device(monkeypatch, num_updates=12)
     result = start(tmp_path / "device", **flags)
-    assert (device.starved, device.dispatched) == ([], 12)
+    assert device.starved == []
+    assert device.dispatched == 12
     assert result.state_sha256 == plain.state_sha256
     assert rows_without_times(tmp_path / "device") == rows_without_times(tmp_path / "plain")
     assert checkpoint_steps(tmp_path / "device") == [UPDATE * x for x in (2, 3, 4, 6, 8, 9, 10, 12)]
@@ -140,7 +154,9 @@ def test_the_host_waits_where_something_may_end_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr("test_dispatch.PATIENCE", 0.01)
     device = Device(monkeypatch, num_updates=12)
     result = start(tmp_path, eval_interval=4 * UPDATE, stop_at_return=0.0)
-    assert (result.status, result.env_steps, device.dispatched) == ("finished", 4 * UPDATE, 1)
+    assert result.status == "finished"
+    assert result.env_steps == 4 * UPDATE
+    assert device.dispatched == 1
 
 
 def test_a_long_row_is_dispatched_in_several_calls_and_is_the_same_row(tmp_path, monkeypatch):
@@ -150,21 +166,31 @@ def test_a_long_row_is_dispatched_in_several_calls_and_is_the_same_row(tmp_path,
     device = Device(monkeypatch, num_updates=12)
     monkeypatch.setattr(pmaprl.runs.run, "CALL_SECONDS", 0)
     parts = start(tmp_path / "parts", **flags)
-    assert (device.dispatched, device.starved) == (12, [])
+    assert device.dispatched == 12
+    assert device.starved == []
     assert parts.state_sha256 == whole.state_sha256
     together = zip(
-        rows_without_times(tmp_path / "whole"), rows_without_times(tmp_path / "parts"), strict=True
+        rows_without_times(tmp_path / "whole"),
+        rows_without_times(tmp_path / "parts"),
+        strict=True,
     )
     for wanted, found in together:
         assert found.keys() == wanted.keys()
         for name, x in wanted.items():
-            np.testing.assert_allclose(found[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
+            assert_allclose(
+                found[name],
+                x,
+                rtol=1e-4,
+                atol=1e-6,
+                err_msg=name,
+            )
 
 
 def test_a_run_can_end_within_a_long_row(tmp_path, monkeypatch):
     monkeypatch.setattr(RunArgs, "least_log_interval", UPDATE)
     result = start(tmp_path, max_seconds=1e-6, log_interval=10**9)
-    assert (result.status, result.env_steps) == ("stopped", UPDATE)
+    assert result.status == "stopped"
+    assert result.env_steps == UPDATE
     assert [row["env_steps"] for row in read_rows(tmp_path)][:1] == [UPDATE]
 
 

@@ -91,7 +91,12 @@ def saved(run_dir: Path, step: int) -> dict[str, np.ndarray]:
 def test_x1_two_processes_with_two_devices_equal_one(tmp_path):
     run_both(*SAC.split(), "--run-dir", tmp_path / "two", algorithm=sac)
     assert not in_process(
-        *SAC.split(), "--num-devices", 1, "--run-dir", tmp_path / "one", algorithm=sac
+        *SAC.split(),
+        "--num-devices",
+        1,
+        "--run-dir",
+        tmp_path / "one",
+        algorithm=sac,
     )
     check_close(tmp_path / "two", tmp_path / "one", 200)
 
@@ -108,7 +113,8 @@ def test_runs_go_on_with_as_many_processes_to_the_bit_and_with_one(tmp_path):
             file.write_bytes(b"damaged")
         (tmp_path / name / "DONE").unlink()
     first, second = run_both("--resume", tmp_path / "again", "--quiet")
-    assert f"checkpoint {whole} " in first and "warning" not in second  # the first alone speaks
+    assert f"checkpoint {whole} " in first
+    assert "warning" not in second  # the first alone speaks
     again, two = (read_result(tmp_path / name) for name in ("again", "two"))
     assert again["state_sha256"] == two["state_sha256"]
     assert not in_process("--resume", tmp_path / "one by one", "--num-devices", 1, "--quiet")
@@ -116,8 +122,8 @@ def test_runs_go_on_with_as_many_processes_to_the_bit_and_with_one(tmp_path):
 
 
 def test_a_signal_or_a_kill_at_one_process_ends_both(tmp_path):
-    """Of the second process within a save, of the first one in training; then the same command goes
-    on, to the bit.
+    """The second process is stopped within a save, the first one in training; then the same command
+    goes on, to the bit.
     """
     whole = tmp_path / "whole"
     disturbed = tmp_path / "disturbed"
@@ -127,7 +133,8 @@ def test_a_signal_or_a_kill_at_one_process_ends_both(tmp_path):
     second.send_signal(signal.SIGTERM)
     codes, said = ends([first, second])
     stopped = read_result(whole)
-    assert codes == [143, 143] and stopped["status"] == "interrupted"
+    assert codes == [143, 143]
+    assert stopped["status"] == "interrupted"
     assert checkpoint_steps(whole)[-1] == stopped["env_steps"]
     assert "step " not in said[1]  # the first alone speaks
     shutil.copytree(whole, disturbed)
@@ -136,7 +143,9 @@ def test_a_signal_or_a_kill_at_one_process_ends_both(tmp_path):
     for victim in (1, 0):
         processes = start_both("--resume", disturbed)
         wait_for_checkpoint(
-            disturbed, after=checkpoint_steps(disturbed)[-1], unfinished=victim == 1
+            disturbed,
+            after=checkpoint_steps(disturbed)[-1],
+            unfinished=victim == 1,
         )
         processes[victim].kill()
         codes, said = ends(processes)  # soon; without the first process JAX ends the others itself
@@ -172,7 +181,9 @@ ALONE = (
 def test_the_script_for_slurm_runs_a_job_in_slices_until_it_has_finished(tmp_path):
     """Its own text, with stand-ins for `srun` and `scontrol`, and a smaller run."""
     (script,) = re.findall(
-        r"```bash\n(#!/bin/bash.*?)```", (ROOT / "docs" / "scaling.md").read_text(), re.DOTALL
+        r"```bash\n(#!/bin/bash.*?)```",
+        (ROOT / "docs" / "scaling.md").read_text(),
+        re.DOTALL,
     )
     for old, new in {
         "RUN=runs/ant": f"RUN={tmp_path / 'run'}",
@@ -192,14 +203,17 @@ def test_the_script_for_slurm_runs_a_job_in_slices_until_it_has_finished(tmp_pat
     slices = 0
     while not (tmp_path / "run" / "DONE").exists() and slices < 3:
         job = subprocess.run(
-            ["bash", tmp_path / "job.sh"], cwd=ROOT, env=env, capture_output=True, text=True
+            ["bash", tmp_path / "job.sh"],
+            cwd=ROOT,
+            env=env,
+            capture_output=True,
+            text=True,
         )
         assert job.returncode == 0, job.stdout + job.stderr
         slices += 1
     assert read_result(tmp_path / "run")["env_steps"] == 8 * STEPS
-    assert slices > 1 and (tmp_path / "queued").read_text() == f"requeue {os.getpid()}\n" * (
-        slices - 1
-    )
+    assert slices > 1
+    assert (tmp_path / "queued").read_text() == f"requeue {os.getpid()}\n" * (slices - 1)
 
 
 def test_x1_actors_of_two_processes_are_those_of_one_with_twice_the_devices(tmp_path):
@@ -325,7 +339,8 @@ def check_close(run_dir: Path, other: Path, step: int) -> None:
     close = [name for name in ours if name.startswith(("learner/", "run/", "actors/"))]
     assert (
         relative_difference(
-            {name: ours[name] for name in close}, {name: others[name] for name in close}
+            {name: ours[name] for name in close},
+            {name: others[name] for name in close},
         )
         < 1e-4
     )

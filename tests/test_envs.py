@@ -23,6 +23,7 @@ from helpers import (
     small_args,
     train,
 )
+from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.actors.actor import inspect_env
 from pmaprl.cli.errors import UsageError
@@ -54,12 +55,17 @@ def test_gymnax_id_steps_through_episodes(name):
     env = make(name, '{"max_steps_in_episode": 20}')
 
     def step(states, keys):
-        actions = jax.vmap(lambda key: spaces.sample(key, env.action_space))(keys)
+
+        def draw(key):
+            return spaces.sample(key, env.action_space)
+
+        actions = jax.vmap(draw)(keys)
         one = step_envs(env, keys, states, actions)
         return one.state, (one.obs, one.reward, one.terminated | one.truncated)
 
     def play(key):
-        _, states = jax.vmap(env.reset)(jax.random.split(key, num_envs))
+        starts = jax.random.split(key, num_envs)
+        _, states = jax.vmap(env.reset)(starts)
         return jax.lax.scan(step, states, jax.random.split(key, (steps, num_envs)))
 
     states, (obs, reward, over) = jax.jit(play)(jax.random.key(0))
@@ -67,18 +73,22 @@ def test_gymnax_id_steps_through_episodes(name):
     assert same_bits(unflatten(flatten(host), host), host)
     assert np.isfinite(reward).all()
     for (_, space), leaf in zip(
-        spaces.leaves(env.observation_space), jax.tree.leaves(obs), strict=True
+        spaces.leaves(env.observation_space),
+        jax.tree.leaves(obs),
+        strict=True,
     ):
         assert leaf.shape == (steps, num_envs, *space.shape)
         assert np.isfinite(leaf).all()
     for ends in over.T:
-        assert np.diff(np.flatnonzero(ends), prepend=-1).max() <= 20
+        lengths = np.diff(np.flatnonzero(ends), prepend=-1)
+        assert lengths.max() <= 20
         assert ends.sum() >= 2
 
 
 def test_env_params_replace_parameters():
     env = make("CartPole-v1", '{"max_steps_in_episode": 20, "gravity": 5}')
-    assert (env.max_steps, env.params.gravity) == (20, 5.0)
+    assert env.max_steps == 20
+    assert env.params.gravity == 5.0
     assert make("CartPole-v1", '{"max_steps_in_episode": 100000000}').max_steps == LONGEST_HORIZON
     assert make("CartPole-v1").params.gravity == 9.8
 
@@ -88,10 +98,15 @@ def test_random_elements_are_inside_their_space():
     draw = lambda space: np.asarray(jax.vmap(lambda key: spaces.sample(key, space))(keys))  # noqa: E731
     assert set(draw(spaces.Discrete(3))) == {0, 1, 2}
     pairs = draw(spaces.MultiDiscrete((2, 3)))
-    assert set(map(tuple, pairs)) == {(i, j) for i in range(2) for j in range(3)}
-    box = draw(spaces.Box(np.float32([-1, -np.inf]), np.float32([0.5, np.inf]), (2,)))
-    assert -1 <= box[:, 0].min() < -0.9 and 0.4 < box[:, 0].max() <= 0.5
-    assert 2 < np.abs(box[:, 1]).max() < 10
+    grid = {(i, j) for i in range(2) for j in range(3)}
+    assert set(map(tuple, pairs)) == grid
+    low = np.float32([-1, -np.inf])
+    high = np.float32([0.5, np.inf])
+    box = draw(spaces.Box(low, high, (2,)))
+    assert -1 <= box[:, 0].min() < -0.9
+    assert 0.4 < box[:, 0].max() <= 0.5
+    unbounded = np.abs(box[:, 1])
+    assert 2 < unbounded.max() < 10
 
 
 def test_names_are_refused_with_the_nearest_one_or_with_what_makes_it():
@@ -103,26 +118,37 @@ def test_names_are_refused_with_the_nearest_one_or_with_what_makes_it():
 
 def test_encoding_of_observations():
     one_hot = spaces.encode(jnp.array([2, 0]), spaces.Discrete(3))
-    np.testing.assert_array_equal(one_hot, [[0, 0, 1], [1, 0, 0]])
-    np.testing.assert_array_equal(
-        spaces.encode(jnp.array([[1, 2]]), spaces.MultiDiscrete((2, 3))), [[0, 1, 0, 0, 1]]
+    assert_array_equal(one_hot, [[0, 0, 1], [1, 0, 0]])
+    action = jnp.array([[1, 2]])
+    pair = spaces.encode(action, spaces.MultiDiscrete((2, 3)))
+    assert_array_equal(
+        pair,
+        [[0, 1, 0, 0, 1]],
     )
-    image = spaces.Box(np.zeros((2, 2, 1)), np.full((2, 2, 1), 255), (2, 2, 1))
-    assert (
-        spaces.encode(jnp.full((5, 2, 2, 1), 255, jnp.uint8), image).tolist()
-        == np.ones((5, 2, 2, 1)).tolist()
-    )
+    highest = np.full((2, 2, 1), 255)
+    black = np.zeros((2, 2, 1))
+    image = spaces.Box(black, highest, (2, 2, 1))
+    white = jnp.full((5, 2, 2, 1), 255, jnp.uint8)
+    ones = np.ones((5, 2, 2, 1))
+    assert spaces.encode(white, image).tolist() == ones.tolist()
     matrix = spaces.Box(np.zeros((2, 3)), np.ones((2, 3)), (2, 3))
-    assert spaces.encode(jnp.ones((4, 5, 2, 3), bool), matrix).shape == (4, 5, 6)
+    flat = spaces.encode(jnp.ones((4, 5, 2, 3), bool), matrix)
+    assert flat.shape == (4, 5, 6)
 
 
 def test_choices_of_any_shape_are_a_vector_to_networks_and_keep_their_shape_elsewhere():
-    space = spaces.convert(gymnasium.spaces.MultiDiscrete(np.array([[2], [3]])), "action space")
-    assert space.shape == (2, 1) and space.nvec == (2, 3)
-    assert spaces.sample(jax.random.key(0), space).shape == (2, 1)
-    assert spaces.encode(jnp.array([[[1], [2]]]), space).tolist() == [[0, 1, 0, 0, 1]]
-    assert encode_action(jnp.array([[1, 2]]), space).tolist() == [[0, 1, 0, 0, 1]]
-    assert spaces.clip(np.array([[1, 2], [0, 1]]), space, (2,), np).tolist() == [
+    column = gymnasium.spaces.MultiDiscrete(np.array([[2], [3]]))
+    space = spaces.convert(column, "action space")
+    assert space.shape == (2, 1)
+    assert space.nvec == (2, 3)
+    drawn = spaces.sample(jax.random.key(0), space)
+    assert drawn.shape == (2, 1)
+    encoded = spaces.encode(jnp.array([[[1], [2]]]), space)
+    assert encoded.tolist() == [[0, 1, 0, 0, 1]]
+    encoded = encode_action(jnp.array([[1, 2]]), space)
+    assert encoded.tolist() == [[0, 1, 0, 0, 1]]
+    clipped = spaces.clip(np.array([[1, 2], [0, 1]]), space, (2,), np)
+    assert clipped.tolist() == [
         [[1], [2]],
         [[0], [1]],
     ]
@@ -153,13 +179,19 @@ def test_choices_of_any_shape_are_a_vector_to_networks_and_keep_their_shape_else
     ],
 )
 def test_bounds_of_actions_are_the_outermost_numbers_of_32_bits_within_them(low, high, dtype, kept):
-    box = SimpleNamespace(low=low, high=high, shape=(2,), dtype=np.dtype(dtype))
+    box = SimpleNamespace(
+        low=low,
+        high=high,
+        shape=(2,),
+        dtype=np.dtype(dtype),
+    )
     if isinstance(kept, str):
         with pytest.raises(ValueError, match=kept):
             spaces.convert(box, "action space")
         return
     found = spaces.convert(box, "action space")
-    assert found.low.tolist() == [kept[0]] * 2 and found.high.tolist() == [kept[1]] * 2
+    assert found.low.tolist() == [kept[0]] * 2
+    assert found.high.tolist() == [kept[1]] * 2
     assert found.low.dtype == found.high.dtype == np.float32
 
 
@@ -212,20 +244,32 @@ def test_names_of_parts_that_are_no_strings_are_refused():
 
 
 def test_actions_of_narrow_floats_are_not_rounded_to_whole_numbers():
+    narrow = SimpleNamespace(low=-1, high=1, shape=(1,), dtype=np.dtype(jnp.bfloat16))
     space = spaces.convert(
-        SimpleNamespace(low=-1, high=1, shape=(1,), dtype=np.dtype(jnp.bfloat16)), "action space"
+        narrow,
+        "action space",
     )
     for numpy in (jnp, np):
-        found = spaces.clip(numpy.array([[0.25]], np.float32), space, (1,), numpy)
-        assert found.dtype == jnp.bfloat16 and float(found[0, 0]) == 0.25
+        found = spaces.clip(
+            numpy.array([[0.25]], np.float32),
+            space,
+            (1,),
+            numpy,
+        )
+        assert found.dtype == jnp.bfloat16
+        assert float(found[0, 0]) == 0.25
 
 
 def test_bounds_of_observations_that_rule_out_nothing_stay_so_in_a_file():
     bounds = np.array([np.nan, np.inf, -np.inf, -1.0])
     space = spaces.convert(
-        SimpleNamespace(low=bounds, high=-bounds, shape=(4,)), "observation space"
+        SimpleNamespace(low=bounds, high=-bounds, shape=(4,)),
+        "observation space",
     )
-    assert space.low.tolist() == [-np.inf] * 3 + [-1] and space.high.tolist() == [np.inf] * 3 + [1]
+    lowest = [-np.inf] * 3 + [-1]
+    assert space.low.tolist() == lowest
+    highest = [np.inf] * 3 + [1]
+    assert space.high.tolist() == highest
     spec = EnvSpec(
         name="Wide-v0",
         observation_space=space,
@@ -233,7 +277,8 @@ def test_bounds_of_observations_that_rule_out_nothing_stay_so_in_a_file():
         action_space=spaces.Discrete(2),
     )
     stored = EnvSpec.from_json(spec.to_json()).observation_space
-    assert stored.low.tolist() == space.low.tolist() and stored.high.tolist() == space.high.tolist()
+    assert stored.low.tolist() == space.low.tolist()
+    assert stored.high.tolist() == space.high.tolist()
 
 
 def test_whole_actions_reach_an_environment_on_the_devices_as_such():
@@ -241,14 +286,19 @@ def test_whole_actions_reach_an_environment_on_the_devices_as_such():
         actions = gymnax.environments.spaces.Box(-2, 3, (), jnp.int32)
 
         def reward(self, state, action):
-            assert action.shape == () and action.dtype == jnp.int32
+            assert action.shape == ()
+            assert action.dtype == jnp.int32
             return action
 
     env = wrap(Gears())
-    step = jax.vmap(
-        lambda action: env.step(jax.random.key(0), env.reset(jax.random.key(1))[1], action).reward
-    )
-    assert step(jnp.array([[-9.0], [-0.6], [0.4], [2.9], [9.0]])).tolist() == [-2, -1, 0, 3, 3]
+
+    def reward_of(action):
+        begun = env.reset(jax.random.key(1))[1]
+        return env.step(jax.random.key(0), begun, action).reward
+
+    step = jax.vmap(reward_of)
+    rewards = step(jnp.array([[-9.0], [-0.6], [0.4], [2.9], [9.0]]))
+    assert rewards.tolist() == [-2, -1, 0, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -265,8 +315,9 @@ def test_whole_actions_reach_an_environment_on_the_devices_as_such():
 )
 def test_bytes_become_0_to_1_by_their_bounds(low, high, wanted):
     low, high = (np.broadcast_to(np.float32(bound), (3,)) for bound in (low, high))
-    found = spaces.encode(jnp.uint8([[0, 3, 5]]), spaces.Box(low, high, (3,)))
-    np.testing.assert_allclose(found[0], wanted, rtol=1e-6)
+    codes = jnp.uint8([[0, 3, 5]])
+    found = spaces.encode(codes, spaces.Box(low, high, (3,)))
+    assert_allclose(found[0], wanted, rtol=1e-6)
 
 
 def test_a_flag_says_what_the_largest_byte_is_for_networks_on_the_device_and_on_the_host():
@@ -276,7 +327,8 @@ def test_a_flag_says_what_the_largest_byte_is_for_networks_on_the_device_and_on_
     ).spec
     pictures = on_device.observation_space["picture"], on_host.observation_space
     for space in pictures:
-        assert spaces.encode(jnp.full((1, *space.shape), 10, jnp.uint8), space).max() == 0.5
+        tens = jnp.full((1, *space.shape), 10, jnp.uint8)
+        assert spaces.encode(tens, space).max() == 0.5
     declared = make("helpers:Parts").spec
     assert spec_with_byte_max(declared, 0).to_json() == declared.to_json() != on_device.to_json()
 
@@ -284,8 +336,10 @@ def test_a_flag_says_what_the_largest_byte_is_for_networks_on_the_device_and_on_
 def test_bounds_of_bytes_outlive_another_shape_and_impossible_numbers():
     for low, high, shape in ((0, 5, (20, 20)), (-1, 5, (20, 20, 3))):
         space = spaces.box(shape, low, high)
-        found, _ = spaces.as_seen("Codes-v0", space, jax.ShapeDtypeStruct((20, 20, 3), np.uint8))
-        assert [float(bound.max()) for bound in spaces.byte_range(found)] == [0, 5]
+        codes = jax.ShapeDtypeStruct((20, 20, 3), np.uint8)
+        found, _ = spaces.as_seen("Codes-v0", space, codes)
+        bounds = [float(bound.max()) for bound in spaces.byte_range(found)]
+        assert bounds == [0, 5]
 
 
 def test_the_header_names_bytes_that_may_be_codes():
@@ -297,12 +351,22 @@ def test_the_header_names_bytes_that_may_be_codes():
             action_space=spaces.Discrete(2),
         )
 
-    may_be_codes = [((4,), 255), ((7, 7, 3), 255), ((4,), np.inf)]
+    may_be_codes = [
+        ((4,), 255),
+        ((7, 7, 3), 255),
+        ((4,), np.inf),
+    ]
     for shape, high in may_be_codes:
         assert "part" in describe_bytes(small_args(), spec(shape, high))["bytes"]
-    assert not describe_bytes(small_args(byte_max=255), spec((4,), 255))
-    assert not describe_bytes(small_args(normalize_obs=True), spec((4,), 255))
-    for known in (spec((4,), 5), spec((84, 84, 4), 255), spec((4,), 255, np.float32)):
+    given = small_args(byte_max=255)
+    assert not describe_bytes(given, spec((4,), 255))
+    normalizing = small_args(normalize_obs=True)
+    assert not describe_bytes(normalizing, spec((4,), 255))
+    for known in (
+        spec((4,), 5),
+        spec((84, 84, 4), 255),
+        spec((4,), 255, np.float32),
+    ):
         assert not describe_bytes(small_args(), known)
 
 
@@ -310,12 +374,21 @@ def test_the_header_names_bytes_that_may_be_codes():
 def test_an_environment_with_a_typed_key_in_its_state_trains_and_moves_between_devices(tmp_path):
     env = wrap(KeyInState())
     args = small_args(
-        hidden_sizes=(4,), total_timesteps=128, num_seeds=2, run_dir=str(tmp_path / "run")
+        hidden_sizes=(4,),
+        total_timesteps=128,
+        num_seeds=2,
+        run_dir=str(tmp_path / "run"),
     )
     old, wanted = (helpers.init_over(args, env, count)() for count in (2, 4))
-    moved = to_devices(to_host(old), jax.eval_shape(lambda state: state, wanted), jax.devices()[:4])
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), moved) == jax.tree.map(
-        lambda x: (x.shape, x.dtype), wanted
+    shapes = jax.eval_shape(lambda state: state, wanted)
+    moved = to_devices(to_host(old), shapes, jax.devices()[:4])
+
+    def kind(x):
+        return (x.shape, x.dtype)
+
+    assert jax.tree.map(kind, moved) == jax.tree.map(
+        lambda x: (x.shape, x.dtype),
+        wanted,
     )
     assert same_bits(key_data(moved), key_data(wanted)), "the same environments on each device"
     assert train(args, env).status == "finished"
@@ -332,19 +405,23 @@ def test_box_actions_of_any_shape_reach_the_environment_and_have_one_log_prob(sh
 
     env = wrap(Levers())
     actor = helpers.ppo.Actor(small_args(), env.spec)
-    obs, state = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 5))
-    policy, _ = actor.apply(actor.init(jax.random.key(1), obs), obs)
+    keys = jax.random.split(jax.random.key(0), 5)
+    obs, state = jax.vmap(env.reset)(keys)
+    params = actor.init(jax.random.key(1), obs)
+    policy, _ = actor.apply(params, obs)
     noise = jax.vmap(lambda key: action_noise(key, env.action_space))(
         jax.random.split(jax.random.key(2), 5)
     )
     action = policy.sample(noise)
     size = int(np.prod(shape))
-    assert policy.log_prob(action).shape == policy.entropy().shape == (5,)
-    np.testing.assert_allclose(policy.entropy(), size * 0.5 * (1 + np.log(2 * np.pi)), rtol=1e-5)
-    reward = jax.vmap(env.step)(jax.random.split(jax.random.key(3), 5), state, action).reward
-    np.testing.assert_allclose(
-        reward, np.clip(action, -1, 0.5).reshape(5, -1).sum(axis=1), rtol=1e-5
-    )
+    log_prob = policy.log_prob(action)
+    assert log_prob.shape == policy.entropy().shape == (5,)
+    entropy = size * 0.5 * (1 + np.log(2 * np.pi))
+    assert_allclose(policy.entropy(), entropy, rtol=1e-5)
+    keys = jax.random.split(jax.random.key(3), 5)
+    reward = jax.vmap(env.step)(keys, state, action).reward
+    clipped = np.clip(action, -1, 0.5).reshape(5, -1)
+    assert_allclose(reward, clipped.sum(axis=1), rtol=1e-5)
 
 
 def test_environments_are_listed(capsys):
@@ -365,30 +442,40 @@ STEPS = 40
 
 
 def unrolled(env: Env, step) -> tuple:
-    """What `step(keys, states, actions)` returns over some steps, [T, N, ...], and the last
+    """Run `step(keys, states, actions)` over some steps: what it returns, [T, N, ...], and the last
     states.
     """
-    act = jax.vmap(lambda key: spaces.sample(key, env.action_space))
+
+    def draw(key):
+        return spaces.sample(key, env.action_space)
+
+    act = jax.vmap(draw)
 
     def one(states, key):
         action_keys, step_keys = split_keys(jax.random.split(key, ENVS), 2)
         out = step(step_keys, states, act(action_keys))
         return out.state, out._replace(state=(), final_state=())
 
-    _, states = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), ENVS))
-    return jax.jit(lambda: jax.lax.scan(one, states, jax.random.split(jax.random.key(1), STEPS)))()
+    starts = jax.random.split(jax.random.key(0), ENVS)
+    _, states = jax.vmap(env.reset)(starts)
+
+    def play():
+        steps = jax.random.split(jax.random.key(1), STEPS)
+        return jax.lax.scan(one, states, steps)
+
+    return jax.jit(play)()
 
 
 @pytest.mark.parametrize("name", ["Endings", "KeyInState"])
 def test_environments_begin_anew_as_if_each_step_had_a_reset_in_it(name):
     env = make_env(name)
-    (states, ours), (wanted_states, wanted) = (
-        unrolled(env, step)
-        for step in (lambda *inputs: step_envs(env, *inputs), jax.vmap(env.step))
-    )
+    steps = (lambda *inputs: step_envs(env, *inputs), jax.vmap(env.step))
+    (states, ours), (wanted_states, wanted) = (unrolled(env, step) for step in steps)
     assert (ours.terminated | ours.truncated).sum() > ENVS
-    same = partial(np.testing.assert_allclose, atol=1e-6)
-    jax.tree.map(same, (ours, key_data(states)), (wanted, key_data(wanted_states)))
+    same = partial(assert_allclose, atol=1e-6)
+    found = (ours, key_data(states))
+    expected = (wanted, key_data(wanted_states))
+    jax.tree.map(same, found, expected)
 
 
 @pytest.mark.parametrize("has_starts", [False, True])
@@ -397,16 +484,24 @@ def test_keys_that_are_split_in_front_of_all_steps_lead_to_the_same_steps(has_st
     keys = jax.random.split(jax.random.key(1), (STEPS, ENVS))
     obs, states = jax.vmap(env.reset)(keys[0])
     starts = jax.tree.map(lambda x: x[:3], (obs, states)) if has_starts else None
-    actions = jax.vmap(lambda key: spaces.sample(key, env.action_space))(keys[0])
+
+    def draw(key):
+        return spaces.sample(key, env.action_space)
+
+    actions = jax.vmap(draw)(keys[0])
 
     def after(keys):
         def one(states, keys):
             out = step_envs(env, keys, states, actions, starts)
             return out.state, (out.obs, out.reward, out.terminated)
 
-        return key_data(jax.jit(lambda: jax.lax.scan(one, states, keys))())
+        def play():
+            return jax.lax.scan(one, states, keys)
 
-    assert same_bits(after(keys_of_steps(env, keys, starts, None)), after(keys))
+        return key_data(jax.jit(play)())
+
+    once = after(keys_of_steps(env, keys, starts, None))
+    assert same_bits(once, after(keys))
 
 
 @pytest.mark.parametrize(
@@ -445,7 +540,12 @@ def test_types_that_a_step_would_cut_to_those_of_a_reset_are_refused(begun, then
             return obs, (state, begun)
 
         def step_env(self, key, state, action, params):
-            obs, inner, *rest = super().step_env(key, state[0], action, params)
+            obs, inner, *rest = super().step_env(
+                key,
+                state[0],
+                action,
+                params,
+            )
             return obs, (inner, jnp.asarray(then)), *rest
 
         def is_truncated(self, state, params):
@@ -459,7 +559,12 @@ def test_types_that_a_step_would_cut_to_those_of_a_reset_are_refused(begun, then
             return jnp.asarray([then]), *super().step_env(key, state, action, params)[1:]
 
         def observation_space(self, params):
-            return gymnax.environments.spaces.Box(0, 1000, (1,), jnp.float32)
+            return gymnax.environments.spaces.Box(
+                0,
+                1000,
+                (1,),
+                jnp.float32,
+            )
 
     for kind in (InState, InObs):
         if is_kept:
@@ -470,16 +575,32 @@ def test_types_that_a_step_would_cut_to_those_of_a_reset_are_refused(begun, then
 
 
 @pytest.mark.parametrize(
-    "value", [np.int64(3_000_000_000), np.uint64(2**40), np.float64(1e300)], ids=str
+    "value",
+    [
+        np.int64(3_000_000_000),
+        np.uint64(2**40),
+        np.float64(1e300),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("part", ["reward", "state", "obs"])
 def test_numbers_of_64_bits_are_kept_or_refused(value, part):
     class Large(Pusher):
         def step_env(self, key, state, action, params):
-            obs, inner, reward, *rest = super().step_env(key, state[0], action, params)
-            outputs = {"obs": obs, "state": jnp.zeros((), np.float32), "reward": reward}
+            obs, inner, reward, *rest = super().step_env(
+                key,
+                state[0],
+                action,
+                params,
+            )
+            outputs = {
+                "obs": obs,
+                "state": jnp.zeros((), np.float32),
+                "reward": reward,
+            }
             outputs[part] = np.full(obs.shape, value) if part == "obs" else value
-            return outputs["obs"], (inner, outputs["state"]), outputs["reward"], *rest
+            states = (inner, outputs["state"])
+            return outputs["obs"], states, outputs["reward"], *rest
 
         def reset_env(self, key, params):
             obs, inner = super().reset_env(key, params)
@@ -561,8 +682,14 @@ def test_a_part_of_a_state_keeps_its_shape():
             return obs, {"inner": state, "seen": jnp.zeros(2)}
 
         def step_env(self, key, state, action, params):
-            obs, inner, *rest = super().step_env(key, state["inner"], action, params)
-            return obs, {"inner": inner, "seen": jnp.append(state["seen"], 0.0)}, *rest
+            obs, inner, *rest = super().step_env(
+                key,
+                state["inner"],
+                action,
+                params,
+            )
+            seen = {"inner": inner, "seen": jnp.append(state["seen"], 0.0)}
+            return obs, seen, *rest
 
         def is_truncated(self, state, params):
             return super().is_truncated(state["inner"], params)
@@ -614,19 +741,28 @@ def test_episodes_begin_from_starts_that_are_the_same_on_any_number_of_devices()
     )
     starts, others = (jax.tree.map(lambda x: x[-1], of_devices) for of_devices in (starts, others))
     assert same_bits(starts, others)
-    _, out = unrolled(env, lambda *inputs: step_envs(env, *inputs, starts))
+
+    def step(*inputs):
+        return step_envs(env, *inputs, starts)
+
+    _, out = unrolled(env, step)
     over = np.array(out.terminated | out.truncated)
     begun = np.array(out.obs)[over]
     which = [np.flatnonzero((np.array(starts[0]) == obs).all(axis=1)).tolist() for obs in begun]
-    assert set(map(tuple, which)) == {(start,) for start in range(count)}, (
-        "each of them, and nothing else"
-    )
-    np.testing.assert_array_equal(np.array(out.obs)[~over], np.array(out.final_obs)[~over])
+    each = {(start,) for start in range(count)}
+    assert set(map(tuple, which)) == each, "each of them, and nothing else"
+    shown = np.array(out.obs)[~over]
+    final = np.array(out.final_obs)[~over]
+    assert_array_equal(shown, final)
 
 
 def test_only_environments_whose_episodes_ended_compute_a_reset():
     env = wrap(Counted())
-    _, out = jax.block_until_ready(unrolled(env, lambda *inputs: step_envs(env, *inputs)))
+
+    def step(*inputs):
+        return step_envs(env, *inputs)
+
+    _, out = jax.block_until_ready(unrolled(env, step))
     jax.effects_barrier()
     ended = np.sum(out.terminated | out.truncated, axis=1)
     assert Counted.resets - 1 == sum(-(-ended // 3)), (
@@ -634,11 +770,27 @@ def test_only_environments_whose_episodes_ended_compute_a_reset():
     )
 
 
-@pytest.mark.parametrize(("byte", "in_bounds"), [(0, False), (1, True), (5, True), (6, False)])
+@pytest.mark.parametrize(
+    ("byte", "in_bounds"),
+    [
+        (0, False),
+        (1, True),
+        (5, True),
+        (6, False),
+    ],
+)
 def test_bytes_outside_of_their_bounds_are_found_on_any_device(byte, in_bounds):
-    space = {"codes": spaces.box((2,), 1, 5), "picture": spaces.box((2, 2, 1), 0, 255)}
-    obs = {"codes": np.full((4, 2), 3, np.uint8), "picture": np.full((4, 2, 2, 1), 255, np.uint8)}
+    codes = spaces.box((2,), 1, 5)
+    picture = spaces.box((2, 2, 1), 0, 255)
+    space = {"codes": codes, "picture": picture}
+    threes = np.full((4, 2), 3, np.uint8)
+    white = np.full((4, 2, 2, 1), 255, np.uint8)
+    obs = {"codes": threes, "picture": white}
     obs["codes"][3, 1] = byte
-    found = over_devices(lambda obs: range_metrics(space, helpers.AXIS, obs), 2, obs)[IN_BOUNDS]
+
+    def measure(obs):
+        return range_metrics(space, helpers.AXIS, obs)
+
+    found = over_devices(measure, 2, obs)[IN_BOUNDS]
     assert np.isfinite(found).tolist() == [in_bounds] * 2
     assert not range_metrics({"picture": space["picture"]}, "", {"picture": obs["picture"]})

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from cli_helpers import ROOT, run_python
 from flax import struct
+from numpy.testing import assert_allclose
 from PIL import Image
 
 import pmaprl.export
@@ -31,14 +32,20 @@ DOCS = (ROOT / "docs" / "using-a-policy.md").read_text()
 
 def observations(policy, size: int) -> Any:
     rng = np.random.default_rng(size)
+
+    def draw(x):
+        return np.abs(rng.normal(0, 2, (size, *x.shape))).astype(x.dtype)
+
     return jax.tree.map(
-        lambda x: np.abs(rng.normal(0, 2, (size, *x.shape))).astype(x.dtype), policy.env.obs_like
+        draw,
+        policy.env.obs_like,
     )
 
 
 def assert_same_actions(ours: Any, theirs: Any, atol: float) -> None:
-    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(one, other, atol=atol)
+    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
+    for one, other in pairs:
+        assert_allclose(one, other, atol=atol)
 
 
 def snippet(kind: str) -> str:
@@ -49,23 +56,26 @@ def snippet(kind: str) -> str:
 @pytest.mark.parametrize("name", ["normalised", "parts", "sac"])
 def test_an_exported_policy_acts_like_the_loaded_one_for_every_batch_size(trained, tmp_path, name):
     out = tmp_path / "p.stablehlo"
+    args = parse(pmaprl.export.Args, [str(trained(name)[0]), "--out", str(out)])
     assert (
         exit_code(
             pmaprl.export.export,
-            parse(pmaprl.export.Args, [str(trained(name)[0]), "--out", str(out)]),
+            args,
         )
         == 0
     )
     exported = jax.export.deserialize(bytearray(out.read_bytes()))
     assert set(exported.platforms) == {"cpu", "cuda"}
     policy = load_policy(trained(name)[0])
-    weights = sum(x.nbytes for x in jax.tree.leaves(policy._learner.params.actor))
+    leaves = jax.tree.leaves(policy._learner.params.actor)
+    weights = sum(x.nbytes for x in leaves)
     assert out.stat().st_size < weights + 20_000, "neither critics nor optimizer belong there"
     for size in (1, 7):
         obs = observations(policy, size)
         assert_same_actions(exported.call(obs), policy(obs), atol=1e-6)
     about = json.loads((tmp_path / "p.stablehlo.json").read_text())
-    assert (about["step"], about["seed"]) == (policy.step, 0)
+    assert about["step"] == policy.step
+    assert about["seed"] == 0
     assert about["return"] == pytest.approx(policy.evaluation)
     assert about["versions"]["jax"] == jax.__version__
 
@@ -81,15 +91,28 @@ def scoring_policy(weights: Any) -> Policy:
     """The policy of such scores, linear in observations [F]."""
 
     def act(learner, obs, key=None):
-        return jnp.argmax(obs @ learner.weights, axis=-1).astype(jnp.int32)
+        best = jnp.argmax(obs @ learner.weights, axis=-1)
+        return best.astype(jnp.int32)
 
     weights = jnp.asarray(weights, jnp.float32)
     num_features, num_actions = weights.shape
     spaces = box((num_features,)), np.dtype("float32"), Discrete(num_actions)
     env = EnvSpec("Scores-v0", *spaces)
     config = {"args": {"env": "Scores-v0", "env_params": ""}, "algorithm": "scores"}
-    algorithm = OffPolicy(init=None, explore=None, update=None, act=act, observe=None)
-    return Policy(algorithm=algorithm, learner=Scores(weights), env=env, step=0, config=config)
+    algorithm = OffPolicy(
+        init=None,
+        explore=None,
+        update=None,
+        act=act,
+        observe=None,
+    )
+    return Policy(
+        algorithm=algorithm,
+        learner=Scores(weights),
+        env=env,
+        step=0,
+        config=config,
+    )
 
 
 def export_instead(monkeypatch: Any, other: Policy) -> None:
@@ -99,7 +122,8 @@ def export_instead(monkeypatch: Any, other: Policy) -> None:
 
 
 def test_rounding_decides_between_equal_actions_and_nothing_else(tmp_path, monkeypatch):
-    weights = np.random.default_rng(0).normal(size=(3, 4))
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=(3, 4))
     weights[:, 1] = weights[:, 0]
     policy = scoring_policy(weights)
     out = tmp_path / "p.stablehlo"
@@ -107,7 +131,8 @@ def test_rounding_decides_between_equal_actions_and_nothing_else(tmp_path, monke
     _, checked = pmaprl.export.export_policy(policy, out)
     assert checked.varied
     before = out.read_bytes()
-    export_instead(monkeypatch, scoring_policy(weights[:, [0, 1, 3, 2]]))
+    swapped = weights[:, [0, 1, 3, 2]]
+    export_instead(monkeypatch, scoring_policy(swapped))
     with pytest.raises(UsageError, match="acts otherwise"):
         pmaprl.export.export_policy(policy, out)
     assert out.read_bytes() == before
@@ -124,11 +149,15 @@ def test_a_policy_that_always_does_the_same_is_said_to(tmp_path):
 def test_a_file_of_another_policy_is_refused(trained, tmp_path, monkeypatch, capsys, name):
     """Actions that are numbers, and memories, differ by more than rounding."""
     run = trained(name)[0]
-    export_instead(monkeypatch, load_policy(run).with_noise(np.random.default_rng(0), 0.1))
+    noisy = load_policy(run).with_noise(np.random.default_rng(0), 0.1)
+    export_instead(monkeypatch, noisy)
     words = [str(run), "--out", str(tmp_path / "p.stablehlo")]
-    assert exit_code(pmaprl.export.export, parse(pmaprl.export.Args, words)) == 2
+    args = parse(pmaprl.export.Args, words)
+    assert exit_code(pmaprl.export.export, args) == 2
     said = capsys.readouterr()
-    assert "acts otherwise" in said.err and said.err.count("\n") == 1 and "saved" not in said.out
+    assert "acts otherwise" in said.err
+    assert said.err.count("\n") == 1
+    assert "saved" not in said.out
     assert not list(tmp_path.iterdir())
 
 
@@ -154,9 +183,11 @@ def test_a_target_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch,
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
-    assert exit_code(pmaprl.export.export, pmaprl.export.Args(run="absent", out=out)) == 2
+    args = pmaprl.export.Args(run="absent", out=out)
+    assert exit_code(pmaprl.export.export, args) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "run directory" not in said
+    assert said.count("\n") == 1
+    assert "run directory" not in said
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "file"}
 
 
@@ -177,10 +208,16 @@ def test_random_observations_are_legal_and_typed():
         "/arm/left": "float32",
         "wide": "float32",
     }
-    actions = {"box": box((2,), -1, 1), "one": Discrete(3), "two": MultiDiscrete((2, 4))}
+    actions = {
+        "box": box((2,), -1, 1),
+        "one": Discrete(3),
+        "two": MultiDiscrete((2, 4)),
+    }
     stats = dict.fromkeys(space) | {"inner": (None, None)}
-    stats["wide"] = running_stats((2,)).replace(mean=jnp.array([1e4, 0.0]))
-    stats["/arm/left"] = running_stats((2,)).replace(mean=jnp.array([-1e4, 0.0]))
+    mean = jnp.array([1e4, 0.0])
+    stats["wide"] = running_stats((2,)).replace(mean=mean)
+    mean = jnp.array([-1e4, 0.0])
+    stats["/arm/left"] = running_stats((2,)).replace(mean=mean)
     env = EnvSpec(
         name="Parts-v0",
         observation_space=space,
@@ -193,9 +230,11 @@ def test_random_observations_are_legal_and_typed():
     assert set(np.unique(obs["bytes"])) == set(range(6))
     assert set(np.unique(obs["inner"][0])) == {0, 1, 2}
     assert abs(obs["/arm/left"][:, 0].mean() + 1e4) < 1
-    assert np.abs(obs["inner"][1]).max() <= 1 and abs(obs["wide"][:, 0].mean() - 1e4) < 1
+    assert np.abs(obs["inner"][1]).max() <= 1
+    assert abs(obs["wide"][:, 0].mean() - 1e4) < 1
     for part in np.split(obs["action_mask"], [3, 5], axis=1):
-        assert part.any(axis=1).all() and not part.all()
+        assert part.any(axis=1).all()
+        assert not part.all()
 
 
 @pytest.mark.slow
@@ -211,7 +250,9 @@ def test_onnx(trained, tmp_path, monkeypatch, name):
     for size in (1, 7):
         obs = observations(policy, size)
         assert_same_actions(
-            session.run(None, pmaprl.export.by_name({"obs": obs})), policy(obs), atol=1e-5
+            session.run(None, pmaprl.export.by_name({"obs": obs})),
+            policy(obs),
+            atol=1e-5,
         )
     if name == "normalised":
         monkeypatch.chdir(tmp_path)
@@ -247,23 +288,32 @@ def test_an_exported_policy_with_memory_acts_like_the_loaded_one_step_by_step(
 
             session = onnxruntime.InferenceSession(str(out))
             action, *left = session.run(
-                None, memory | {"obs": obs, "first": first, "reward": reward}
+                None,
+                memory | {"obs": obs, "first": first, "reward": reward},
             )
             memory = dict(zip(memory, left, strict=True))
         else:
             call = jax.export.deserialize(bytearray(out.read_bytes())).call
-            action, left = call(obs, {name[7:]: x for name, x in memory.items()}, first, reward)
+            action, left = call(
+                obs,
+                {name[7:]: x for name, x in memory.items()},
+                first,
+                reward,
+            )
             memory = {f"memory/{name}": x for name, x in left.items()}
-        np.testing.assert_allclose(action, expected, atol=1e-6)
-    for ours, theirs in zip(jax.tree.leaves(own), pmaprl.export.by_name(own), strict=True):
-        np.testing.assert_allclose(memory[f"memory/{theirs}"], ours, atol=1e-5)
+        assert_allclose(action, expected, atol=1e-6)
+    pairs = zip(jax.tree.leaves(own), pmaprl.export.by_name(own), strict=True)
+    for ours, theirs in pairs:
+        assert_allclose(memory[f"memory/{theirs}"], ours, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_the_documented_lines_load_it_without_the_repository(trained, tmp_path):
     out = tmp_path / "policy.stablehlo"
+    args = pmaprl.export.Args(run=str(trained("normalised")[0]), out=str(out))
     exit_code(
-        pmaprl.export.export, pmaprl.export.Args(run=str(trained("normalised")[0]), out=str(out))
+        pmaprl.export.export,
+        args,
     )
     policy = load_policy(trained("normalised")[0])
     obs = observations(policy, 5)
@@ -272,7 +322,7 @@ def test_the_documented_lines_load_it_without_the_repository(trained, tmp_path):
     code += 'import sys; assert not {"common", "flax", "gymnax"} & sys.modules.keys()\n'
     done = run_python("-c", code, cwd=tmp_path, PYTHONPATH="")
     assert done.stdout in ("[0 0 0]\n", "[1 1 1]\n"), done.stderr
-    np.testing.assert_allclose(np.load(tmp_path / "actions.npy"), policy(obs), atol=1e-6)
+    assert_allclose(np.load(tmp_path / "actions.npy"), policy(obs), atol=1e-6)
 
 
 def test_playing_prints_the_returns_and_draws_an_episode(trained, tmp_path, capsys):
@@ -281,8 +331,10 @@ def test_playing_prints_the_returns_and_draws_an_episode(trained, tmp_path, caps
     episodes = pmaprl.play.play(parse(pmaprl.play.Args, words))
     lines = capsys.readouterr().out.splitlines()
     printed = [re.split(r"\s+", line) for line in lines if line.startswith("episode ")]
-    assert [float(words[3]) for words in printed] == pytest.approx(episodes.ret.tolist(), abs=0.01)
-    assert len(printed) == 3 and len(set(episodes.ret)) > 1
+    returns = [float(words[3]) for words in printed]
+    assert returns == pytest.approx(episodes.ret.tolist(), abs=0.01)
+    assert len(printed) == 3
+    assert len(set(episodes.ret)) > 1
     with Image.open(gif) as picture:
         assert picture.n_frames == episodes.length[0] + 1
 
@@ -290,7 +342,8 @@ def test_playing_prints_the_returns_and_draws_an_episode(trained, tmp_path, caps
 def test_stochastic_play_repeats_with_its_seed_in_a_changed_environment(trained):
     def returns(**flags):
         short = {"episodes": 2, "env_params": '{"max_steps_in_episode": 5}'}
-        played = pmaprl.play.play(pmaprl.play.Args(run=str(trained("sac")[0]), **short, **flags))
+        args = pmaprl.play.Args(run=str(trained("sac")[0]), **short, **flags)
+        played = pmaprl.play.play(args)
         assert played.length.tolist() == [5, 5]
         return played.ret.tolist()
 

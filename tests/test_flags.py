@@ -86,7 +86,12 @@ BASE |= {"learning_rate": 0.05, "clip_eps": 0.02}
 # Flags that change what is learned, each with the value that is compared with that of the small
 # runs
 MATHS = {"gamma": 0.5, "adam_b1": 0.5, "adam_b2": 0.9}
-ALL = {"hidden_sizes": (5,), "seed": 1, "normalize_obs": True, "byte_max": 20}
+ALL = {
+    "hidden_sizes": (5,),
+    "seed": 1,
+    "normalize_obs": True,
+    "byte_max": 20,
+}
 ON_POLICY = ALL | {
     "num_minibatches": 4,
     "lr_schedule": "constant",
@@ -330,11 +335,16 @@ def make_args(algorithm: Any, flags: dict[str, Any]) -> Any:
 
 
 def trace(function: Callable, agents: int, *inputs: Any) -> tuple[list[Any], Any, list[bool]]:
-    """What `function` of one of so many agents computes on a device, less what nothing needs;
+    """Trace what `function` of one of so many agents computes on a device, less what nothing needs;
     shapes; needed inputs.
     """
     for axis, size in ((AXIS, 1), (MEMBERS, agents)):
-        function = jax.vmap(function, in_axes=None, axis_size=size, axis_name=axis)
+        function = jax.vmap(
+            function,
+            in_axes=None,
+            axis_size=size,
+            axis_name=axis,
+        )
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(*inputs)
     needed, used = dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
     return [written(needed), *map(written, traced.consts)], strip(shapes, 2), used
@@ -442,7 +452,7 @@ def program_of_members(
 def test_x8_members_learn_by_every_flag_that_can_be_swept_and_from_their_own_values_alone(
     algorithm, swept, others
 ):
-    """What the flags of the run say instead does not change the program."""
+    """The run's own values of those flags do not change the program."""
     assert swept.keys() | {"desired_kl"} >= sweepable(algorithm.Args).keys() >= swept.keys()
     one, used = program_of_members(algorithm, swept, **others)
     other, _ = program_of_members(algorithm, swept, **others | swept)
@@ -463,13 +473,19 @@ def test_an_update_draws_by_the_key_of_its_seed_and_by_its_own_number(algorithm)
         run = state.run.replace(key=key, updates=number)
         return driver.update(state.replace(run=run))[0].learner.params
 
-    *_, used = trace(learned, 1, state.run.key, state.run.updates, state)
+    *_, used = trace(
+        learned,
+        1,
+        state.run.key,
+        state.run.updates,
+        state,
+    )
     assert used[:2] == [True, True]
 
 
 @pytest.mark.slow
 def test_the_number_of_actors_changes_what_is_learned():
-    """Which is not in the program of an update."""
+    """The number is not in the program of an update."""
     flags = {"lockstep": True, "benchmark": True, "total_timesteps": 512}
     some, one = (
         appo.train(small_appo_args(**flags | more)).params for more in ({}, {"actor_threads": 1})
@@ -482,8 +498,16 @@ def test_the_number_of_actors_changes_what_is_learned():
 
 
 def keep_checkpoints(tmp_path, **_):
-    for keep, wanted in ((1, [96]), (2, [64, 96]), (0, [32, 64, 96])):
-        start(tmp_path / str(keep), checkpoint_interval=UPDATE, keep_checkpoints=keep)
+    for keep, wanted in (
+        (1, [96]),
+        (2, [64, 96]),
+        (0, [32, 64, 96]),
+    ):
+        start(
+            tmp_path / str(keep),
+            checkpoint_interval=UPDATE,
+            keep_checkpoints=keep,
+        )
         assert checkpoint_steps(tmp_path / str(keep)) == wanted
 
 
@@ -502,7 +526,11 @@ def keep_best(tmp_path, **_):
     returns = {row["env_steps"]: row["eval/return_mean"] for row in read_rows(tmp_path / "best")}
     best = [step for step, value in returns.items() if value == max(returns.values())]
     assert max(best) < 8 * UPDATE, "the best is not the newest, or this shows nothing"
-    start(tmp_path / "saves", **flags | {"checkpoint_interval": 0}, keep_best=True)
+    start(
+        tmp_path / "saves",
+        **flags | {"checkpoint_interval": 0},
+        keep_best=True,
+    )
     for name in ("best", "saves"):
         assert checkpoint_steps(tmp_path / name) == [max(best), 8 * UPDATE]
 
@@ -510,11 +538,16 @@ def keep_best(tmp_path, **_):
 def save_envs(tmp_path, **_):
     """Without them a checkpoint holds what is learned; a resumed run begins new episodes."""
     whole = start(tmp_path / "with")
-    part = start(tmp_path / "without", save_envs=False, stop_after=2 * UPDATE)
+    part = start(
+        tmp_path / "without",
+        save_envs=False,
+        stop_after=2 * UPDATE,
+    )
     stored = read(part.run_dir / "checkpoints" / str(2 * UPDATE))
     assert {name.split("/")[0] for name in stored} == {"learner", "run"}
     resumed = resume(part.run_dir)
-    assert (resumed.status, resumed.env_steps) == ("finished", whole.env_steps)
+    assert resumed.status == "finished"
+    assert resumed.env_steps == whole.env_steps
     assert resumed.state_sha256 != whole.state_sha256
 
 
@@ -524,7 +557,8 @@ def max_seconds(tmp_path, **_):
     """
     sliced = {"max_seconds": 1e-6, "log_interval": UPDATE}
     for result in (start(tmp_path, **sliced), resume(tmp_path, **sliced)):
-        assert (result.status, (tmp_path / "DONE").exists()) == ("stopped", False)
+        assert result.status == "stopped"
+        assert not (tmp_path / "DONE").exists()
     assert result.env_steps == 2 * UPDATE
 
 
@@ -533,17 +567,18 @@ def stop_at_return(tmp_path, **_):
     one.
     """
     result = start(tmp_path, eval_interval=UPDATE, stop_at_return=0.0)
-    assert (result.status, result.env_steps) == ("finished", UPDATE)
+    assert result.status == "finished"
+    assert result.env_steps == UPDATE
     assert result.evaluation["eval/return_mean"][0] > 0
-    assert (tmp_path / "DONE").exists() and checkpoint_steps(tmp_path) == [UPDATE]
+    assert (tmp_path / "DONE").exists()
+    assert checkpoint_steps(tmp_path) == [UPDATE]
     again = resume(tmp_path)
-    assert (again.status, again.env_steps, again.state_sha256) == (
-        "finished",
-        UPDATE,
-        result.state_sha256,
-    )
+    assert again.status == "finished"
+    assert again.env_steps == UPDATE
+    assert again.state_sha256 == result.state_sha256
     longer = resume(tmp_path, stop_at_return=1e6)
-    assert (longer.status, longer.env_steps) == ("finished", 96)
+    assert longer.status == "finished"
+    assert longer.env_steps == 96
 
 
 def gif(tmp_path, **_):
@@ -557,9 +592,12 @@ def tensorboard(tmp_path, monkeypatch, **_):
     monkeypatch.setitem(sys.modules, "tensorboardX", recorder)
     start(tmp_path, tensorboard=True)
     scalars = {args[0]: args[1:] for name, args, _ in recorder.calls if name == "add_scalar"}
-    assert scalars["learning_rate"][1] == 96 and isinstance(scalars["time/sps"][0], float)
+    assert scalars["learning_rate"][1] == 96
+    assert isinstance(scalars["time/sps"][0], float)
     ((_, (name, text, step), _),) = [call for call in recorder.calls if call[0] == "add_text"]
-    assert (name, step) == ("config", 0) and '"num_envs": 4' in text
+    assert name == "config"
+    assert step == 0
+    assert '"num_envs": 4' in text
     assert recorder.calls[-1][0] == "close"
 
 
@@ -569,22 +607,25 @@ def wandb(tmp_path, monkeypatch, **_):
     monkeypatch.setenv("WANDB_NAME", "third try")
     start(tmp_path, wandb=True)
     (begin, _, about), *logged, (end, *_) = recorder.calls
-    assert (begin, end, about["config"]["args"]["num_envs"]) == ("init", "finish", 4)
+    assert begin == "init"
+    assert end == "finish"
+    assert about["config"]["args"]["num_envs"] == 4
     assert about.items() >= {"project": "pmaprl", "name": "third try"}.items()
     name, (row,), where = logged[-1]
-    assert (name, "loss/policy" in row, where) == ("log", True, {"step": 96})
+    assert name == "log"
+    assert "loss/policy" in row
+    assert where == {"step": 96}
 
 
 def benchmark(tmp_path, monkeypatch, capsys, **_):
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
-    assert (start(benchmark=True, quiet=False).run_dir, [*tmp_path.iterdir()]) == (None, [])
+    assert start(benchmark=True, quiet=False).run_dir is None
+    assert [*tmp_path.iterdir()] == []
     measured = json.loads(capsys.readouterr().out)
-    assert (measured["algorithm"], measured["command"], measured["num_envs"]) == (
-        "ppo_pmap",
-        sys.argv,
-        4,
-    )
+    assert measured["algorithm"] == "ppo_pmap"
+    assert measured["command"] == sys.argv
+    assert measured["num_envs"] == 4
     assert measured["steps_per_second"] > 0 < measured["compile_seconds"]
 
 
@@ -671,24 +712,21 @@ def test_every_flag_has_a_case():
 
 def test_a_recipe_is_a_set_of_defaults():
     own = sac.Args(recipe="crossq", adam_b1=0.9)
-    assert (own.recipe, own.adam_b1, own.critic_norm, sac.Args().critic_norm) == (
-        "crossq",
-        0.9,
-        "renorm",
-        "none",
-    )
+    assert own.recipe == "crossq"
+    assert own.adam_b1 == 0.9
+    assert own.critic_norm == "renorm"
+    assert sac.Args().critic_norm == "none"
     for same in (
         pickle.loads(pickle.dumps(own)),
         sac.Args.at(own.env)(**vars(own)),
         dataclasses.replace(own),
     ):
-        assert type(same) is type(own) and vars(same) == vars(own)
+        assert type(same) is type(own)
+        assert vars(same) == vars(own)
     typed = parse(sac.Args, ["--recipe", "xqc", "--env", HOST, "--critic-hidden-sizes", "8", "9"])
-    assert (typed.critic_bins, typed.critic_hidden_sizes, isinstance(typed, sac.Args.at(HOST))) == (
-        101,
-        (8, 9),
-        True,
-    )
+    assert typed.critic_bins == 101
+    assert typed.critic_hidden_sizes == (8, 9)
+    assert isinstance(typed, sac.Args.at(HOST))
     assert all(
         f"(default: {value})" in help_text(type(own), None, "program")
         for value in ("crossq", "1024 1024")
@@ -710,9 +748,8 @@ ALL_ARGS += [ppo.Args.at(HOST), sac.Args.at(HOST), appo.Args]
 @pytest.mark.parametrize("args_class", ALL_ARGS, ids=lambda args: args.__module__)
 def test_help_has_every_flag_once(args_class):
     flags = re.findall(r"^  --(?:\[no-\])?([\w-]+)", help_text(args_class, None, "program"), re.M)
-    assert {flag.replace("-", "_") for flag in flags} == names(args_class) and len(
-        set(flags)
-    ) == len(flags)
+    assert {flag.replace("-", "_") for flag in flags} == names(args_class)
+    assert len(set(flags)) == len(flags)
 
 
 COMMANDS = [module.Args for module in (check_env, compare, export, play, plot, tune)]
@@ -759,7 +796,11 @@ SIZES = {"num_envs": 1024, "num_steps": 128}  # of an update of 131,072 steps
         pytest.param(SIZES, True, 2**20, 2**20, id="of large updates on an accelerator"),
         pytest.param(SIZES, False, 10_000, 100_000, id="of large updates on a CPU"),
         pytest.param(
-            {"log_interval": 3, "total_timesteps": 10**9}, True, 3, 10**7, id="with rows as told"
+            {"log_interval": 3, "total_timesteps": 10**9},
+            True,
+            3,
+            10**7,
+            id="with rows as told",
         ),
     ],
 )
@@ -774,30 +815,52 @@ def test_intervals_follow_from_the_length_of_a_run(flags, on_accelerator, log, r
 
 
 @pytest.mark.parametrize(
-    "args_class", [sac.Args.at(), dqn.Args.at(), sac.Args.at(HOST)], ids=["sac", "dqn", "sac host"]
+    "args_class",
+    [
+        sac.Args.at(),
+        dqn.Args.at(),
+        sac.Args.at(HOST),
+    ],
+    ids=["sac", "dqn", "sac host"],
 )
 def test_intervals_of_algorithms_with_a_replay_buffer_are_shorter(args_class):
     assert intervals_of(args_class(), on_accelerator=False) == Intervals(
-        log=1_000, eval=5_000, checkpoint=5_000
+        log=1_000,
+        eval=5_000,
+        checkpoint=5_000,
     )
     longer = args_class(total_timesteps=2 * 10**6)
     assert intervals_of(longer, on_accelerator=False) == Intervals(
-        log=4_000, eval=20_000, checkpoint=20_000
+        log=4_000,
+        eval=20_000,
+        checkpoint=20_000,
     )
 
 
 @pytest.mark.parametrize(
-    "args_class", [ppo_rnn.Args.at(), pqn.Args.at(), ppo.Args.at(HOST), appo.Args]
+    "args_class",
+    [
+        ppo_rnn.Args.at(),
+        pqn.Args.at(),
+        ppo.Args.at(HOST),
+        appo.Args,
+    ],
 )
 def test_intervals_are_alike_wherever_environments_step(args_class):
     at_least = intervals_of(args_class(), on_accelerator=False)
     assert at_least == Intervals(log=10_000, eval=100_000, checkpoint=100_000)
     several = intervals_of(args_class(total_timesteps=10**8), on_accelerator=False)
-    assert 190_000 < several.log < 210_000 and several.eval == several.checkpoint == 5 * several.log
+    assert 190_000 < several.log < 210_000
+    assert several.eval == several.checkpoint == 5 * several.log
 
 
 def test_intervals_that_flags_name_hold():
-    args = ppo.Args(total_timesteps=10**9, log_interval=7, eval_interval=0, checkpoint_interval=11)
+    args = ppo.Args(
+        total_timesteps=10**9,
+        log_interval=7,
+        eval_interval=0,
+        checkpoint_interval=11,
+    )
     assert intervals_of(args, on_accelerator=True) == Intervals(log=7, eval=0, checkpoint=11)
     assert (
         describe_intervals(intervals_of(args, on_accelerator=True)).split("; ")[1]
@@ -856,13 +919,16 @@ def test_what_is_drawn_or_told_at_the_end_warns_where_it_fails(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "tensorboardX", recorder)
     for drawing in ("training.draw_curve", "drawing.episodes.draw_gif"):
         monkeypatch.setattr(f"pmaprl.{drawing}", fail)
-    result = start(tmp_path, gif=True, tensorboard=True, total_timesteps=UPDATE)
-    stored = result_of(tmp_path)
-    assert (result.status, stored["status"], stored["state_sha256"]) == (
-        "finished",
-        "finished",
-        result.state_sha256,
+    result = start(
+        tmp_path,
+        gif=True,
+        tensorboard=True,
+        total_timesteps=UPDATE,
     )
+    stored = result_of(tmp_path)
+    assert result.status == "finished"
+    assert stored["status"] == "finished"
+    assert stored["state_sha256"] == result.state_sha256
     assert (tmp_path / "DONE").exists()
     assert capsys.readouterr().err.count("no paint left") == 3
 
@@ -875,7 +941,8 @@ def test_a_run_that_was_cut_short_before_its_last_evaluation_is_evaluated_on_res
     config = (tmp_path / "config.json").read_text()
     (tmp_path / "result.json").unlink()
     again = resume(tmp_path, gamma=0.5)
-    assert (again.status, again.state_sha256) == ("finished", result.state_sha256)
+    assert again.status == "finished"
+    assert again.state_sha256 == result.state_sha256
     assert all(
         result_of(tmp_path)[name] == before[name]
         for name in before
@@ -900,18 +967,20 @@ def test_a_callback_sees_every_row_and_ends_the_run(tmp_path):
     # The console shows it, too
     flags = BASE | {"log_interval": UPDATE, "run_dir": str(tmp_path), "quiet": False}
     result = ppo.train(small_args(**flags), callback=end_at_the_second)
-    assert (result.status, result.env_steps) == ("stopped", 2 * UPDATE)
+    assert result.status == "stopped"
+    assert result.env_steps == 2 * UPDATE
     assert seen == read_rows(tmp_path)
     assert [row["env_steps"] for row in seen] == [UPDATE, 2 * UPDATE, 2 * UPDATE]
     assert "eval/return_mean" in seen[-1]
     assert checkpoint_steps(tmp_path) == [2 * UPDATE]
     resumed = resume(tmp_path)
-    assert (resumed.status, resumed.state_sha256) == ("finished", start().state_sha256)
+    assert resumed.status == "finished"
+    assert resumed.state_sha256 == start().state_sha256
 
 
 def test_a_callback_that_raises_fails_the_run_which_resumes_as_if_it_had_not(tmp_path):
-    """Who has called `train` gets the very error; what was saved before is whole, and the end is
-    the same.
+    """The caller of `train` gets the very error; what was saved before is whole, and the end is the
+    same.
     """
 
     def fail_at_the_third(row):
@@ -921,19 +990,23 @@ def test_a_callback_that_raises_fails_the_run_which_resumes_as_if_it_had_not(tmp
     flags = BASE | {"log_interval": UPDATE, "checkpoint_interval": UPDATE, "run_dir": str(tmp_path)}
     with pytest.raises(LookupError, match="a mistake of the user's"):
         ppo.train(small_args(**flags), callback=fail_at_the_third)
-    assert (result_of(tmp_path)["status"], result_of(tmp_path)["reason"][:11]) == (
-        "failed",
-        "LookupError",
-    )
+    assert result_of(tmp_path)["status"] == "failed"
+    assert result_of(tmp_path)["reason"][:11] == "LookupError"
     assert checkpoint_steps(tmp_path) == [UPDATE, 2 * UPDATE]
     resumed = resume(tmp_path)
-    assert (resumed.status, resumed.state_sha256) == ("finished", start().state_sha256)
+    assert resumed.status == "finished"
+    assert resumed.state_sha256 == start().state_sha256
     assert [row["env_steps"] for row in read_rows(tmp_path)] == [UPDATE, 2 * UPDATE, 3 * UPDATE]
 
 
 @pytest.mark.slow
 def test_what_falls_to_zero_begins_again_in_a_longer_run(tmp_path):
-    start(tmp_path, log_interval=UPDATE, ent_coef=0.2, ent_fraction=1.0)
+    start(
+        tmp_path,
+        log_interval=UPDATE,
+        ent_coef=0.2,
+        ent_fraction=1.0,
+    )
     resume(tmp_path, total_timesteps=2 * 96)
     for name, first in (("learning_rate", 0.05), ("ent_coef", 0.2)):
         sizes = [row[name] / first for row in read_rows(tmp_path)]

@@ -28,6 +28,7 @@ import pytest
 from cli_helpers import ROOT, checkpoint_steps, read_until, run_python, start_script
 from helpers import result_of, same_bits
 from host_helpers import TOY, TOYS
+from numpy.testing import assert_array_equal
 from test_appo import rows, small_args, train
 
 import pmaprl.actors.host_evaluation
@@ -65,7 +66,8 @@ SCRIPT = ROOT / "algos" / "appo_pmap.py"
 def steps(name: str, count: int, **more: Any) -> tuple[Any, list[Any]]:
     """The first observations, and what `count` steps with action 0 or zeros return."""
     envs = make_host(name, num_envs=2, seed=3, **more)
-    action = np.zeros((2, *envs.spec.action_space.shape), np.int32)
+    shape = (2, *envs.spec.action_space.shape)
+    action = np.zeros(shape, np.int32)
     first = envs.reset()
     outputs = [envs.step(action) for _ in range(count)]
     envs.close()
@@ -91,7 +93,7 @@ def children(pid: int) -> list[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process, one that has ended and that nobody has asked about left
+    """Tell whether there is such a process, one that has ended and that nobody has asked about left
     aside.
     """
     with suppress(OSError):
@@ -111,8 +113,8 @@ def test_a_last_observation_outlives_a_reset_that_writes_into_the_same_array(vec
     )
     assert plain[6].truncated.all()
     for out, other in zip(plain, reused, strict=True):
-        np.testing.assert_array_equal(out.obs, other.obs)
-        np.testing.assert_array_equal(out.final_obs, other.final_obs)
+        assert_array_equal(out.obs, other.obs)
+        assert_array_equal(out.final_obs, other.final_obs)
 
 
 @pytest.mark.parametrize("names", [["a..b"], ["\x1b[31m"], ["a\nb"]], ids=str)
@@ -130,13 +132,16 @@ def test_parts_of_one_name_are_refused(inner):
         "Dict": (gymnasium.spaces.Dict({"b": leaf}), "a/b"),
         "Tuple": (gymnasium.spaces.Tuple((leaf, leaf)), "a/1"),
     }[inner]
-    assert convert(gymnasium.spaces.Dict({"a": part, "b": leaf, "/c": leaf}), "observation space")
+    nested = gymnasium.spaces.Dict({"a": part, "b": leaf, "/c": leaf})
+    assert convert(nested, "observation space")
     with pytest.raises(ValueError, match=name):
         convert(gymnasium.spaces.Dict({"a": part, name: leaf}), "observation space")
 
 
 def test_a_space_of_one_of_several_is_refused():
-    space = gymnasium.spaces.OneOf((gymnasium.spaces.Discrete(2), gymnasium.spaces.Box(0, 1, (1,))))
+    box = gymnasium.spaces.Box(0, 1, (1,))
+    parts = (gymnasium.spaces.Discrete(2), box)
+    space = gymnasium.spaces.OneOf(parts)
     for kind in ("observation space", "action space"):
         with pytest.raises(ValueError, match="not supported"):
             convert(space, kind)
@@ -147,24 +152,28 @@ def test_a_reset_within_the_step_leaves_the_final_observation_and_its_numbers(
     vectorization, terminates
 ):
     params = json.dumps({"terminates": terminates})
-    first, outputs = steps(TOYS + "ChattyToy-v0", 8, vectorization=vectorization, env_params=params)
+    first, outputs = steps(
+        TOYS + "ChattyToy-v0",
+        8,
+        vectorization=vectorization,
+        env_params=params,
+    )
     episode = first[:, 0]
     for number, out in enumerate(outputs, 1):
         time = number - 7 * (number > 7)
         assert out.valid.all()
         assert (out.truncated == (number == 7 and not terminates)).all()
         assert (out.terminated == (number == 7 and terminates)).all()
-        np.testing.assert_array_equal(
-            out.final_obs, np.stack([episode + (number > 7), [time] * 2], 1)
-        )
-        np.testing.assert_array_equal(out.obs[:, 1], [number % 7] * 2)
-        assert (
-            out.numbers("time").tolist() == [time] * 2
-            and out.numbers("even").tolist() == [time % 2 == 0] * 2
-        )
-        assert out.numbers("end").tolist() == [70] * 2 * (number == 7)
-        assert not len(out.numbers("all")) and not len(out.numbers("text"))
-    np.testing.assert_array_equal(outputs[6].obs[:, 0], episode + 1)
+        final = np.stack([episode + (number > 7), [time] * 2], 1)
+        assert_array_equal(out.final_obs, final)
+        assert_array_equal(out.obs[:, 1], [number % 7] * 2)
+        assert out.numbers("time").tolist() == [time] * 2
+        assert out.numbers("even").tolist() == [time % 2 == 0] * 2
+        expected = [70] * 2 * (number == 7)
+        assert out.numbers("end").tolist() == expected
+        assert not len(out.numbers("all"))
+        assert not len(out.numbers("text"))
+    assert_array_equal(outputs[6].obs[:, 0], episode + 1)
     assert len(set(episode)) == 2
 
 
@@ -172,14 +181,13 @@ def test_a_reset_within_the_step_leaves_the_final_observation_and_its_numbers(
 def test_a_reset_in_a_step_of_its_own_is_not_valid(name):
     first, outputs = steps(name, 12, env_params='{"max_episode_steps": 5}', vectorization="vector")
     if "envpool" in name:  # numbers in infos are those of valid steps
-        assert [len(out.numbers("elapsed_step")) for out in outputs[:7]] == [2, 2, 2, 2, 2, 0, 2]
+        counts = [len(out.numbers("elapsed_step")) for out in outputs[:7]]
+        assert counts == [2, 2, 2, 2, 2, 0, 2]
     assert all(out.final_obs is None for out in outputs)
-    np.testing.assert_array_equal(
-        [out.truncated.all() for out in outputs], [i % 6 == 4 for i in range(12)]
-    )
-    np.testing.assert_array_equal(
-        [out.valid.all() for out in outputs], [i % 6 != 5 for i in range(12)]
-    )
+    truncated = [out.truncated.all() for out in outputs]
+    assert_array_equal(truncated, [i % 6 == 4 for i in range(12)])
+    valid = [out.valid.all() for out in outputs]
+    assert_array_equal(valid, [i % 6 != 5 for i in range(12)])
     assert (outputs[5].reward == 0).all()
     assert (np.abs(outputs[5].obs) <= 0.05).all()  # where CartPole begins
     assert (np.abs(outputs[4].obs) > 0.05).any()  # the true next observation
@@ -209,40 +217,46 @@ OF_ACTIONS = {
 def test_actions_are_elements_of_the_declared_space_at_the_environment_and_from_a_policy(space):
     """Networks may give anything: numbers far beyond all bounds, and every choice."""
     conversion = Conversion("odd", gymnasium.spaces.Discrete(2), space)
-    ours = EnvSpec.from_json(json.loads(json.dumps(conversion.spec.to_json())))
+    text = json.dumps(conversion.spec.to_json())
+    ours = EnvSpec.from_json(json.loads(text))
 
     def act(learner, obs, key):
         def chosen(leaf):
             if isinstance(leaf, Box):
-                return jnp.linspace(-999.0, 999.0, 4 * math.prod(leaf.shape)).reshape(4, -1)
-            picks = jnp.stack([jnp.array([0, n - 1, n - 1, 0]) for n in leaf.nvec], axis=-1)
+                count = 4 * math.prod(leaf.shape)
+                return jnp.linspace(-999.0, 999.0, count).reshape(4, -1)
+            bounds = [jnp.array([0, n - 1, n - 1, 0]) for n in leaf.nvec]
+            picks = jnp.stack(bounds, axis=-1)
             return picks[:, 0] if isinstance(leaf, Discrete) else picks
 
         return map_leaves(chosen, ours.action_space)
 
     raw = act(None, None, None)
     batched = gymnasium.vector.utils.batch_space(space, 4)
-    at_environment = list(
-        gymnasium.vector.utils.iterate(batched, conversion.actions(jax.device_get(raw)))
-    )
-    from_policy = Policy(OnPolicy(init=None, explore=None, update=None, act=act), (), ours)(
-        np.zeros(4, int)
-    )
+    converted = conversion.actions(jax.device_get(raw))
+    at_environment = list(gymnasium.vector.utils.iterate(batched, converted))
+    algorithm = OnPolicy(init=None, explore=None, update=None, act=act)
+    from_policy = Policy(algorithm, (), ours)(np.zeros(4, int))
     assert len(at_environment) == 4
     for index, action in enumerate(at_environment):
         whole = jax.tree.map(np.asarray, action)
         assert space.contains(whole), action
         assert space.contains(jax.tree.map(lambda x: np.asarray(x[index]), from_policy))
-        assert jax.tree.map(lambda x: x.dtype, whole) == jax.tree.map(
-            lambda x: np.asarray(x).dtype, space.sample()
+        dtypes = jax.tree.map(lambda x: x.dtype, whole)
+        assert dtypes == jax.tree.map(
+            lambda x: np.asarray(x).dtype,
+            space.sample(),
         )
 
 
 def test_actions_are_shaped_clipped_and_cast():
     whole = Conversion(
-        "whole", gymnasium.spaces.Discrete(2), gymnasium.spaces.Box(0, 5, (1,), np.int32)
+        "whole",
+        gymnasium.spaces.Discrete(2),
+        gymnasium.spaces.Box(0, 5, (1,), np.int32),
     )
-    actions = whole.actions(np.array([[-0.2], [0.4], [0.6], [4.8], [9.0]], np.float32))
+    numbers = np.array([[-0.2], [0.4], [0.6], [4.8], [9.0]], np.float32)
+    actions = whole.actions(numbers)
     assert actions.dtype == np.int32 and actions.ravel().tolist() == [0, 0, 1, 5, 5], (
         "the nearest ones"
     )
@@ -262,13 +276,19 @@ def test_actions_are_shaped_clipped_and_cast():
 def test_atari_frames_have_their_channels_last():
     envpool = pytest.importorskip("envpool")
     envs = make_host("envpool:Pong-v5", 1, 5)
-    raw = envpool.make("Pong-v5", env_type="gymnasium", num_envs=1, seed=5)
-    np.testing.assert_array_equal(envs.reset()[0], np.moveaxis(raw.reset()[0][0], 0, -1))
+    raw = envpool.make(
+        "Pong-v5",
+        env_type="gymnasium",
+        num_envs=1,
+        seed=5,
+    )
+    picture = np.moveaxis(raw.reset()[0][0], 0, -1)
+    assert_array_equal(envs.reset()[0], picture)
     for action in (2, 3, 2, 2):
         obs = envs.step(np.array([action])).obs
-        np.testing.assert_array_equal(
-            obs[0], np.moveaxis(raw.step(np.array([action]))[0][0], 0, -1)
-        )
+        frames = raw.step(np.array([action]))[0]
+        picture = np.moveaxis(frames[0], 0, -1)
+        assert_array_equal(obs[0], picture)
     assert obs.shape[1:] == envs.spec.observation_space.shape == (84, 84, 4)
     assert obs.dtype == envs.spec.obs_dtype == np.uint8
 
@@ -284,7 +304,12 @@ class NeverBegins:
 
 def test_a_process_that_never_begins_is_given_up():
     with pytest.raises(FailedEnvError, match="--reset-timeout"):
-        Processes(NeverBegins(), 1, reset_timeout=0.1, step_timeout=None)
+        Processes(
+            NeverBegins(),
+            1,
+            reset_timeout=0.1,
+            step_timeout=None,
+        )
 
 
 @pytest.mark.parametrize(
@@ -300,7 +325,8 @@ def test_what_an_environment_has_started_ends_with_it(end, trouble, message, tmp
     """Also once it hangs, has ended, or has raised an error that cannot be sent to another
     process.
     """
-    params = json.dumps({"simulator": str(tmp_path / "simulator"), trouble or "limit": 1})
+    given = {"simulator": str(tmp_path / "simulator"), trouble or "limit": 1}
+    params = json.dumps(given)
     envs = make_host(TOYS + "Toy-v0", 1, 0, params, step_timeout=2.0)
     envs.reset()
     simulator = int((tmp_path / "simulator").read_text())
@@ -342,9 +368,8 @@ def test_runs_may_be_in_processes_of_other_programs(tmp_path):
         """
     program.write_text(textwrap.dedent(code))
     done = run_python(program)
-    assert done.stdout.split() == ["__main__", "(2,", "4)", "__mp_main__", "(2,", "4)", "True"], (
-        done.stderr
-    )
+    wanted = ["__main__", "(2,", "4)", "__mp_main__", "(2,", "4)", "True"]
+    assert done.stdout.split() == wanted, done.stderr
 
 
 def test_evaluations_count_whole_games_unless_told_otherwise():
@@ -385,7 +410,11 @@ def test_readers_see_whole_versions_only():
     found = set()
     slots = ParameterSlots([device])
     tree = [jnp.zeros((100, 100)) for _ in range(4)]
-    advance = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.tanh(x @ x) * 0 + x + 1, tree))
+
+    def slowly(tree):
+        return jax.tree.map(lambda x: jnp.tanh(x @ x) * 0 + x + 1, tree)
+
+    advance = jax.jit(slowly)
     slots.publish(0, tree)
 
     def read():
@@ -396,7 +425,8 @@ def test_readers_see_whole_versions_only():
                 float(version)
             } or version < last:
                 wrong.append(version)
-            found.add(last := version)
+            last = version
+            found.add(last)
 
     readers = in_threads(read, read, read)
     for version in range(1, 40):
@@ -404,8 +434,10 @@ def test_readers_see_whole_versions_only():
         slots.publish(version, tree)
     for reader in readers:
         reader.join(timeout=100)
-    assert 39 in found and not wrong
-    assert slots.wait_for(39, device, 0).version == 39 and slots.wait_for(40, device, 0.01) is None
+    assert 39 in found
+    assert not wrong
+    assert slots.wait_for(39, device, 0).version == 39
+    assert slots.wait_for(40, device, 0.01) is None
 
 
 def test_the_queue_loses_nothing():
@@ -472,14 +504,21 @@ def test_rollouts_hang_together():
     parts = collect(actor_on(TOYS + "Toy-v0", vectorization="sync"), 4)
     rollouts = [part.rollout for part in parts]
     for before, after in itertools.pairwise(rollouts):
-        np.testing.assert_array_equal(before.obs[-1], after.obs[0])
-    whole = jax.tree.map(lambda *x: np.concatenate(x), *rollouts)
-    np.testing.assert_array_equal(whole.truncated[:, 0], [step % 7 == 6 for step in range(24)])
-    np.testing.assert_array_equal(whole.final_obs[:, 0, 1], [step % 7 + 1 for step in range(24)])
-    np.testing.assert_array_equal(whole.version[:, 0], np.arange(24))
-    np.testing.assert_array_equal(whole.extras["step"][:, 0], np.arange(24))
-    np.testing.assert_array_equal(whole.memory[:, 0], [0, 6, 5, 4])
-    assert [part.episodes for part in parts] == [[], *[[(7, 7), (7, 7)]] * 3]
+        assert_array_equal(before.obs[-1], after.obs[0])
+
+    def joined(*x):
+        return np.concatenate(x)
+
+    whole = jax.tree.map(joined, *rollouts)
+    limits = [step % 7 == 6 for step in range(24)]
+    assert_array_equal(whole.truncated[:, 0], limits)
+    times = [step % 7 + 1 for step in range(24)]
+    assert_array_equal(whole.final_obs[:, 0, 1], times)
+    assert_array_equal(whole.version[:, 0], np.arange(24))
+    assert_array_equal(whole.extras["step"][:, 0], np.arange(24))
+    assert_array_equal(whole.memory[:, 0], [0, 6, 5, 4])
+    episodes = [part.episodes for part in parts]
+    assert episodes == [[], *[[(7, 7), (7, 7)]] * 3]
 
 
 @pytest.mark.parametrize(
@@ -499,7 +538,8 @@ def test_masks_in_infos_and_parts_of_final_observations_are_observed(
     vectorization, toy, rest, first, later
 ):
     def mask(obs):
-        found = [part.tolist() for part in jax.tree.leaves(obs["action_mask"])]
+        masks = jax.tree.leaves(obs["action_mask"])
+        found = [part.tolist() for part in masks]
         assert all(of_one == of_other for of_one, of_other in found)
         return [of_one for of_one, _ in found]
 
@@ -510,10 +550,12 @@ def test_masks_in_infos_and_parts_of_final_observations_are_observed(
     assert mask(begun) == mask(outputs[6].obs) == first
     assert all(mask(out.obs) == later for out in outputs[:6])
     assert outputs[6].truncated.all()
-    assert all(set(part) == {1} for part in mask(outputs[6].final_obs)), "where nobody acts"
+    of_ends = mask(outputs[6].final_obs)
+    assert all(set(part) == {1} for part in of_ends), "where nobody acts"
     part, sign = ("obs", 1) if "obs" in rest else ("desired", -1)
     assert begun[part][:, 1].tolist() == outputs[6].obs[part][:, 1].tolist() == [0.0, 0.0]
-    assert outputs[6].final_obs[part][:, 1].tolist() == [7.0 * sign] * 2
+    final = outputs[6].final_obs[part]
+    assert final[:, 1].tolist() == [7.0 * sign] * 2
 
 
 @pytest.mark.parametrize("toy", ["Toy", "ReusingToys"])
@@ -525,29 +567,35 @@ def test_evaluations_remember_exactly_one_episode(toy):
 
     def act(seen, memory, keys):
         memory = np.where(seen.first, 0, memory)
-        seen_and_counted.extend(zip(seen.obs[:, -1], memory, strict=True))
+        pairs = zip(seen.obs[:, -1], memory, strict=True)
+        seen_and_counted.extend(pairs)
         return np.zeros(2, int), memory + 1
 
     with closing(
         make_host(f"{TOYS}{toy}-v0", 2, 0, vectorization="sync" if toy == "Toy" else "vector")
     ) as envs:
         episodes = run_host_episodes(
-            Worker("test", envs=envs), Player(lambda count: np.zeros(count, int), act), 7
+            Worker("test", envs=envs),
+            Player(lambda count: np.zeros(count, int), act),
+            7,
         )
     # As many of each environment, or one more; those of one environment are the same
     if toy == "ReusingToys":
         assert episodes.ret.tolist() == episodes.length.tolist() == [3, 3, 3, 3, 5, 5, 5]
     acting = [pair for pair in seen_and_counted if pair[0] != 100]
-    assert len(acting) > 15 and all(seen == counted for seen, counted in acting)
+    assert len(acting) > 15
+    assert all(seen == counted for seen, counted in acting)
 
 
-def test_actors_copy_arrays_that_an_environment_uses_again_and_count_no_step_that_only_resets():
+def test_actors_copy_reused_arrays_and_count_no_step_that_only_resets():
     parts = collect(actor_on(TOYS + "ReusingToys-v0", vectorization="vector"), 2)
-    assert [part.episodes for part in parts] == [[(3, 3), (5, 5)], [(3, 3), (3, 3), (5, 5)]]
+    lengths = [part.episodes for part in parts]
+    assert lengths == [[(3, 3), (5, 5)], [(3, 3), (3, 3), (5, 5)]]
     rollout = parts[0].rollout
     assert rollout.obs[:, 0, 0].tolist() == [0, 1, 2, 100, 0, 1, 2]
     assert rollout.terminated[:, 0].tolist() == [False, False, True, False, False, False]
-    assert rollout.valid[:, 0].tolist() == [True, True, True, False, True, True]
+    valid = rollout.valid[:, 0].tolist()
+    assert valid == [True, True, True, False, True, True]
 
 
 def test_a_worker_beyond_its_limit_is_stuck():
@@ -584,7 +632,8 @@ def test_a_worker_that_has_waited_for_long_is_not_stuck_in_what_comes_next(monke
         later = time.monotonic() + 1e3
         monkeypatch.setattr(time, "monotonic", lambda: later)
     with worker.doing("env_step"):
-        assert len(looks) >= 3 and not any(looks)
+        assert len(looks) >= 3
+        assert not any(looks)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -602,7 +651,12 @@ def test_a_worker_that_has_waited_for_long_is_not_stuck_in_what_comes_next(monke
     ],
 )
 def test_what_an_environment_gives_is_taken_as_numbers_where_it_is_such(given, field, taken):
-    _, outputs = steps(TOYS + "OddToy-v0", 1, vectorization="sync", env_params=json.dumps(given))
+    _, outputs = steps(
+        TOYS + "OddToy-v0",
+        1,
+        vectorization="sync",
+        env_params=json.dumps(given),
+    )
     found = outputs[0].final_obs if field == "obs" else getattr(outputs[0], field)
     assert found.tolist() == [taken] * 2
     assert found.dtype == (bool if isinstance(taken, bool) else np.float32)
@@ -654,16 +708,24 @@ def test_a_reward_that_only_looks_like_a_number_is_refused(reward):
 
 def test_an_observation_that_leaves_numbers_out_is_refused():
     space = gymnasium.spaces.Box(-1, 1, (2,))
-    assert _element(space, np.ma.array([0.5, 1.0]), "obs").tolist() == [0.5, 1.0]
+    found = _element(space, np.ma.array([0.5, 1.0]), "obs")
+    assert found.tolist() == [0.5, 1.0]
     with pytest.raises(FailedEnvError, match="out"):
-        _element(space, np.ma.array([0.5, 1.0], mask=[True, False]), "obs")
+        hidden = np.ma.array([0.5, 1.0], mask=[True, False])
+        _element(space, hidden, "obs")
 
 
 def test_bytes_that_an_environment_gives_as_other_numbers_are_kept_or_refused():
     space = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
     kept = _element(space, np.array([3.0, 255.0]), "obs")
-    assert kept.dtype == np.uint8 and kept.tolist() == [3, 255]
-    for wrong in ([0.5, 1.0], [0, 256], [-1, 0], [np.nan, 0]):
+    assert kept.dtype == np.uint8
+    assert kept.tolist() == [3, 255]
+    for wrong in (
+        [0.5, 1.0],
+        [0, 256],
+        [-1, 0],
+        [np.nan, 0],
+    ):
         with pytest.raises(FailedEnvError, match="uint8"):
             _element(space, np.array(wrong), "obs")
     for wrong in (3, -1):
@@ -706,9 +768,15 @@ def test_a_last_observation_of_a_vector_environment_is_not_cast_or_broadcast(las
 
 
 def test_rewards_and_ends_of_a_vector_environment_are_one_of_each():
-    assert of_each(np.ones((2, 1)), 2, "rewards").shape == (2,)
-    assert true_of_each([0, 1], 2, "terminated").tolist() == [False, True]
-    for values, what in ((np.ones(3), of_each), (None, of_each), ([0.5, 1], true_of_each)):
+    rewards = of_each(np.ones((2, 1)), 2, "rewards")
+    assert rewards.shape == (2,)
+    flags = true_of_each([0, 1], 2, "terminated")
+    assert flags.tolist() == [False, True]
+    for values, what in (
+        (np.ones(3), of_each),
+        (None, of_each),
+        ([0.5, 1], true_of_each),
+    ):
         with pytest.raises(FailedEnvError):
             what(values, 2, "x")
 
@@ -719,8 +787,10 @@ def test_of_infos_only_numbers_are_gathered(vectorization):
     _, outputs = steps(TOYS + "RaggedToy-v0", 8, vectorization=vectorization)
     assert sorted(outputs[0].numbers("number")) == [0.5, 1.0]
     assert sorted(outputs[6].numbers("number")) == [0.5, 1.0], "at the end of an episode"
-    assert not len(outputs[0].numbers("huge")) and not len(outputs[0].numbers("path"))
-    assert outputs[6].final_obs[:, 1].tolist() == [7.0, 7.0]
+    assert not len(outputs[0].numbers("huge"))
+    assert not len(outputs[0].numbers("path"))
+    final = outputs[6].final_obs
+    assert final[:, 1].tolist() == [7.0, 7.0]
 
 
 def test_an_environment_that_hangs_at_the_first_look_is_given_up(tmp_path, monkeypatch):
@@ -747,18 +817,26 @@ def test_an_environment_cannot_end_the_program():
 
 
 @pytest.mark.parametrize(
-    ("cause", "tracebacks"), [(FailedEnvError("too slow"), 0), (KeyError("mine"), 1), (None, 0)]
+    ("cause", "tracebacks"),
+    [
+        (FailedEnvError("too slow"), 0),
+        (KeyError("mine"), 1),
+        (None, 0),
+    ],
 )
 def test_a_restart_says_in_one_line_what_is_no_fault_of_somebodys_code(cause, tracebacks):
     warnings = []
     error = UsageError("environment X cannot be made: why")
     error.__cause__ = cause
     batches = SimpleNamespace(
-        _failures=itertools.count(1), _args=SimpleNamespace(max_restarts=1), _warn=warnings.append
+        _failures=itertools.count(1),
+        _args=SimpleNamespace(max_restarts=1),
+        _warn=warnings.append,
     )
     actor = SimpleNamespace(name="actor 0", restarts=0)
     Batches._allow_restart(batches, actor, error)
-    assert warnings[0].count("\n") == tracebacks and ("mine" in warnings[0]) == bool(tracebacks)
+    assert warnings[0].count("\n") == tracebacks
+    assert ("mine" in warnings[0]) == bool(tracebacks)
     with pytest.raises(ActorsFailed, match="actor 0 failed, after 1 restarts .*: environment X"):
         Batches._allow_restart(batches, actor, error)
 
@@ -780,7 +858,10 @@ def test_an_error_in_a_process_comes_once_with_its_traceback_there(capfd, recwar
         ({"hang_at": 20}, "async", "--step-timeout"),
         ({"nan_at": 20}, "sync", "observation of environment 0"),
         pytest.param(
-            {"nan_reward_at": 20}, "sync", "reward of environment 0", marks=pytest.mark.slow
+            {"nan_reward_at": 20},
+            "sync",
+            "reward of environment 0",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -790,18 +871,29 @@ def test_an_actor_that_fails_begins_anew(what, vectorization, words, tmp_path, c
     small |= {"step_timeout": 1.5} if "hang_at" in what else {}
     params = trouble(tmp_path, **what)
     train(
-        tmp_path / "run", vectorization=vectorization, env_params=params, eval_episodes=2, **small
+        tmp_path / "run",
+        vectorization=vectorization,
+        env_params=params,
+        eval_episodes=2,
+        **small,
     )
     errors = capfd.readouterr().err
-    assert words in errors and "1 of 10" in errors
+    assert words in errors
+    assert "1 of 10" in errors
     assert rows(tmp_path / "run")[-1]["actors/restarts"] == 1
 
 
 def test_actors_that_fail_too_often_end_the_run_with_its_work_saved(tmp_path, capfd):
     with pytest.raises(ActorsFailed, match="after 3 restarts .*--max-restarts"):
-        train(tmp_path / "run", env_params='{"raise_at": 20}', actor_threads=1, max_restarts=3)
+        train(
+            tmp_path / "run",
+            env_params='{"raise_at": 20}',
+            actor_threads=1,
+            max_restarts=3,
+        )
     result = result_of(tmp_path / "run")
-    assert capfd.readouterr().err.count("of 3)") == 3 and result["status"] == "failed"
+    assert capfd.readouterr().err.count("of 3)") == 3
+    assert result["status"] == "failed"
     assert checkpoint_steps(tmp_path / "run") == [result["env_steps"]]
 
 
@@ -820,31 +912,33 @@ def test_an_evaluation_that_fails_is_played_once_more_and_does_not_stop_the_trai
 
     monkeypatch.setattr(pmaprl.actors.host_evaluation, "run_host_episodes", fail)
     with pytest.raises(TrainingError, match="step 1,280 failed twice: RuntimeError: no way"):
-        train(tmp_path / "run", eval_interval=128, total_timesteps=10 * 128)
+        train(
+            tmp_path / "run",
+            eval_interval=128,
+            total_timesteps=10 * 128,
+        )
     assert "step 128 failed twice" in capfd.readouterr().err and not list(failures), (
         "each of ten evaluations"
     )
-    assert (
-        checkpoint_steps(tmp_path / "run") == [10 * 128]
-        and result_of(tmp_path / "run")["status"] == "failed"
-    )
+    assert checkpoint_steps(tmp_path / "run") == [10 * 128]
+    assert result_of(tmp_path / "run")["status"] == "failed"
 
 
-def test_an_evaluation_is_repeated_exactly_and_every_episode_begins_with_a_seed_of_its_own(
-    tmp_path, monkeypatch
-):
+def test_an_evaluation_is_repeated_exactly_with_a_seed_for_every_episode(tmp_path, monkeypatch):
     monkeypatch.setattr(pmaprl.actors.host_evaluation, "MOST_ENVS", 2)
     args = small_args(eval_episodes=3, env_params=trouble(tmp_path, raise_at=3))
     seeds = []
     warnings = []
     algorithm = SimpleNamespace(
-        initial_memory=lambda count: (), act=lambda *seen: (np.zeros(2, int), ())
+        initial_memory=lambda count: (),
+        act=lambda *seen: (np.zeros(2, int), ()),
     )
     evaluation = HostEvaluation(args, algorithm, warnings.append)
     make = evaluation._make_envs
     monkeypatch.setattr(evaluation, "_make_envs", lambda seed: seeds.append(seed) or make(seed))
     failed, fine = (evaluation._play_or_replay(None, Worker("the evaluation")) for _ in range(2))
-    assert same_bits(failed, fine) and len(fine.ret) == 3
+    assert same_bits(failed, fine)
+    assert len(fine.ret) == 3
     assert seeds == [SEED, SEED, SEED + 2], "the second one has the environments of the first"
     evaluation.stop()
     assert warnings == [
@@ -863,7 +957,8 @@ def test_evaluations_keep_environments_that_begin_anew_with_a_seed_and_close_the
     new = []
     closed = []
     algorithm = SimpleNamespace(
-        initial_memory=lambda count: (), act=lambda *seen: (np.zeros(2, int), ())
+        initial_memory=lambda count: (),
+        act=lambda *seen: (np.zeros(2, int), ()),
     )
     evaluation = HostEvaluation(args, algorithm, pytest.fail)
     make = evaluation._make_envs
@@ -880,7 +975,8 @@ def test_evaluations_keep_environments_that_begin_anew_with_a_seed_and_close_the
     monkeypatch.setattr(evaluation, "_make_envs", watched)
     first, *others = (evaluation._play_or_replay(None, Worker("the evaluation")) for _ in range(3))
     assert all(same_bits(first, other) for other in others)
-    assert len(new) == made and same_bits(starts[0], starts[-1])
+    assert len(new) == made
+    assert same_bits(starts[0], starts[-1])
     evaluation.stop()
     assert len(closed) == made
 
@@ -889,7 +985,9 @@ def test_evaluations_have_parameters_of_their_own(tmp_path):
     result = train(tmp_path / "run", env_params='{"limit": 7}', eval_env_params='{"limit": 3}')
     assert result.evaluation["eval/length_mean"] == [3.0]
     assert rows(tmp_path / "run")[-1]["episode/length"] == 7
-    assert play.play(play.Args(run=str(tmp_path / "run"), env=TOY, episodes=2)).length.tolist() == [
+    args = play.Args(run=str(tmp_path / "run"), env=TOY, episodes=2)
+    episodes = play.play(args)
+    assert episodes.length.tolist() == [
         3,
         3,
     ]
@@ -902,15 +1000,27 @@ def test_a_thread_that_hangs_ends_the_run_with_its_work_saved(tmp_path):
         "--hidden-sizes 4 --quiet"
     )
     words = [*flags.split(), "--env", TOY, "--env-params", '{"hang_at": 30}', "--run-dir", "run"]
-    process = start_script(*words, cwd=tmp_path, script=SCRIPT, PYTHONPATH=str(ROOT / "tests"))
+    process = start_script(
+        *words,
+        cwd=tmp_path,
+        script=SCRIPT,
+        PYTHONPATH=str(ROOT / "tests"),
+    )
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1 and "--step-timeout 0.5" in output and "Traceback" not in output
+    assert process.returncode == 1
+    assert "--step-timeout 0.5" in output
+    assert "Traceback" not in output
     assert any((tmp_path / "run" / "checkpoints").iterdir())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        (signal.SIGKILL, -9),
+    ],
 )
 def test_signals_leave_no_process_behind(number, code, tmp_path):
     """Not even one that hangs without listening to anybody. A terminal sends SIGINT to all of the
@@ -920,17 +1030,28 @@ def test_signals_leave_no_process_behind(number, code, tmp_path):
         "--num-steps 4 --envs-per-actor 2 --hidden-sizes 4 --total-timesteps 1e8 "
         "--log-interval 64 --run-dir run"
     )
-    params = trouble(tmp_path, sleep=0.01, spin_at=30, simulator=str(tmp_path / "simulator"))
+    params = trouble(
+        tmp_path,
+        sleep=0.01,
+        spin_at=30,
+        simulator=str(tmp_path / "simulator"),
+    )
     words = *flags.split(), "--eval-interval", 64, "--env", TOY, "--env-params", params
     with tempfile.TemporaryDirectory() as temporary:  # a short name
         path = {"PYTHONPATH": str(ROOT / "tests"), "TMPDIR": temporary}
-        process = start_script(*words, cwd=tmp_path, script=SCRIPT, **path)
+        process = start_script(
+            *words,
+            cwd=tmp_path,
+            script=SCRIPT,
+            **path,
+        )
         read_until(process, "step ")
         wait_until((tmp_path / "once").exists)
         below = children(process.pid)
         assert len(below) >= 8  # two actors with two environments each, which have simulators
         assert os.listdir(temporary)
-        for pid in (process.pid, *below[: None if number == signal.SIGINT else 0]):
+        others = below[: None if number == signal.SIGINT else 0]
+        for pid in (process.pid, *others):
             os.kill(pid, number)
         process.communicate(timeout=300)
         assert process.returncode == code
@@ -961,7 +1082,9 @@ def test_a_kill_leaves_nothing_of_environments_that_are_being_made(tmp_path):
     with tempfile.TemporaryDirectory() as temporary:  # a short name
         paths = {"PYTHONPATH": f"{ROOT / 'common'}{os.pathsep}{tmp_path}", "TMPDIR": temporary}
         process = subprocess.Popen(
-            [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | paths
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env=os.environ | paths,
         )
         wait_until(lambda: len(list(tmp_path.glob("simulator*"))) == 2)
         assert os.listdir(temporary)
@@ -998,7 +1121,12 @@ def test_a_kill_leaves_nothing_of_environments_that_are_being_made(tmp_path):
 )
 def test_what_would_end_the_process_in_envpool_is_refused(env_id, parameter, value):
     with pytest.raises(UsageError, match=parameter):
-        make_host(f"envpool:{env_id}", 2, 0, json.dumps({parameter: value}))
+        make_host(
+            f"envpool:{env_id}",
+            2,
+            0,
+            json.dumps({parameter: value}),
+        )
 
 
 def test_numbers_in_their_range_reach_envpool():
@@ -1021,7 +1149,8 @@ def test_numbers_in_their_range_reach_envpool():
     ],
 )
 def test_observations_of_64_bits_get_a_type_of_32_that_holds_their_bounds(low, high, dtype, wanted):
-    space = gymnasium.spaces.Dict({"part": gymnasium.spaces.Box(low, high, (1,), dtype)})
+    box = gymnasium.spaces.Box(low, high, (1,), dtype)
+    space = gymnasium.spaces.Dict({"part": box})
     spec = Conversion("E", space, gymnasium.spaces.Discrete(2)).spec
     assert spec.obs_dtype == {"part": wanted}
     assert EnvSpec.from_json(spec.to_json()).obs_dtype == spec.obs_dtype
@@ -1045,8 +1174,14 @@ def test_a_number_that_a_type_does_not_hold_is_named(value, dtype):
 
 def test_an_observation_outside_of_its_bounds_does_not_wrap():
     spec = Conversion(
-        "E", gymnasium.spaces.Box(0, 9, (1,), np.int64), gymnasium.spaces.Discrete(2)
+        "E",
+        gymnasium.spaces.Box(0, 9, (1,), np.int64),
+        gymnasium.spaces.Discrete(2),
     ).spec
-    envs = SimpleNamespace(spec=spec, num_envs=1, reset=lambda: np.int64([[5_000_000_000]]))
+    envs = SimpleNamespace(
+        spec=spec,
+        num_envs=1,
+        reset=lambda: np.int64([[5_000_000_000]]),
+    )
     with pytest.raises(FailedEnvError, match="5000000000"):
         Stepper(Worker("actor 0", envs=envs))

@@ -36,6 +36,7 @@ from helpers import (
     small_rnn_args,
     small_sac_args,
 )
+from numpy.testing import assert_array_equal
 
 from pmaprl.cli.device_flags import block_width
 from pmaprl.cli.env_flags import as_flags
@@ -89,12 +90,13 @@ def after(updates: int, case: str, num_devices: int, seed: int, num_seeds: int =
     """State on the devices and metrics; all seeds are given to one program."""
     init, update = programs_of(case, num_devices, num_seeds)
     members = CASES[case][0](num_seeds=num_seeds, seed=seed).members
-    state, outcome = update(init.func(arrays_of(members, num_devices)), np.int32(updates))
+    begun = init.func(arrays_of(members, num_devices))
+    state, outcome = update(begun, np.int32(updates))
     return state, outcome.fetch(updates).metrics
 
 
 @pytest.mark.parametrize("case", BY_CASE)
-def test_x1_x3_x8_an_experiment_is_the_same_on_any_number_of_devices_and_beside_other_seeds(case):
+def test_x1_x3_x8_an_experiment_is_the_same_on_any_devices_and_beside_other_seeds(case):
     """After twelve updates, in ten of which SAC learns: seeds 5 and 6 alone on a device, and
     together on several.
     """
@@ -114,8 +116,10 @@ def test_x1_x3_x8_an_experiment_is_the_same_on_any_number_of_devices_and_beside_
             relative_difference(acting_part(one.learner), acting_part(to_host(start).learner))
             > 1e-3
         )
-        loss = {"sac": "loss/q1", "pqn": "loss/q", "dqn": "loss/q"}.get(case[:3], "loss/total")
-        assert metrics[loss][place] == pytest.approx(float(one_metrics[loss][0]), rel=1e-3)
+        names = {"sac": "loss/q1", "pqn": "loss/q", "dqn": "loss/q"}
+        loss = names.get(case[:3], "loss/total")
+        wanted = float(one_metrics[loss][0])
+        assert metrics[loss][place] == pytest.approx(wanted, rel=1e-3)
 
 
 @pytest.mark.parametrize("case", BY_CASE)
@@ -142,16 +146,26 @@ def minibatches_over(num_devices, num_steps, num_envs, num_minibatches, epochs=2
     local = num_envs // num_devices
     key = jax.random.key(seed)
     indices = over_devices(
-        lambda: minibatch_indices(key, num_steps, local, epochs, num_minibatches), num_devices
+        lambda: minibatch_indices(key, num_steps, local, epochs, num_minibatches),
+        num_devices,
     )
     indices = np.moveaxis(np.asarray(indices), 0, 2)  # [E, M, D, samples]
     samples = np.stack(
-        [indices // local, indices % local + local * np.arange(num_devices)[:, None]], axis=-1
+        [indices // local, indices % local + local * np.arange(num_devices)[:, None]],
+        axis=-1,
     )
     return samples.reshape(epochs, num_minibatches, -1, 2)
 
 
-@pytest.mark.parametrize("sizes", [(8, 16, 4), (8, 16, 16), (5, 16, 2)], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (8, 16, 4),
+        (8, 16, 16),
+        (5, 16, 2),
+    ],
+    ids=str,
+)
 def test_x2_every_sample_is_in_one_minibatch_of_each_epoch_on_any_number_of_devices(sizes):
     num_steps, num_envs, num_minibatches = sizes
     width = block_width(num_steps, num_minibatches)
@@ -160,44 +174,45 @@ def test_x2_every_sample_is_in_one_minibatch_of_each_epoch_on_any_number_of_devi
     )
     numbers = one @ [num_envs, 1]  # each sample as a number, [E, M, samples]
     for samples in several:
-        np.testing.assert_array_equal(np.sort(samples @ [num_envs, 1]), np.sort(numbers))
+        assert_array_equal(np.sort(samples @ [num_envs, 1]), np.sort(numbers))
     for epoch in numbers:
-        np.testing.assert_array_equal(np.sort(epoch, axis=None), np.arange(num_steps * num_envs))
+        assert_array_equal(np.sort(epoch, axis=None), np.arange(num_steps * num_envs))
     for minibatch in one.reshape(-1, *one.shape[2:]):
         assert len(set(np.bincount(minibatch[:, 1] // width))) == 1, "an equal part of every block"
     assert not np.array_equal(one[0], one[1])
     assert not np.array_equal(one, minibatches_over(1, *sizes, seed=1))
     if sizes == (8, 16, 16):
-        assert len(set(map(tuple, one[0, 0] % [num_steps, width]))) > 1, (
-            "blocks are permuted independently"
-        )
+        places = set(map(tuple, one[0, 0] % [num_steps, width]))
+        assert len(places) > 1, "blocks are permuted independently"
 
 
 def test_x2_many_steps_do_not_stay_in_the_order_of_time():
-    """Of two neighbours in the shuffled order, the earlier step comes first in half of all
-    cases.
-    """
+    """The earlier one of two neighbours in the shuffled order comes first in half of all cases."""
     order = minibatches_over(1, 65_536, 1, 1)[:, 0, :, 0]
-    np.testing.assert_array_equal(np.sort(order), [range(65_536)] * 2)
-    assert np.mean(np.diff(order) > 0) == pytest.approx(0.5, abs=0.03)
+    assert_array_equal(np.sort(order), [range(65_536)] * 2)
+    is_later = np.diff(order) > 0
+    assert np.mean(is_later) == pytest.approx(0.5, abs=0.03)
 
 
 def test_x2_environment_ids_and_keys_are_global():
-    starts = to_host(init_over(small_args(hidden_sizes=(4,)), make_env("Toy"), 4)()).actors.seen.obs
+    init = init_over(small_args(hidden_sizes=(4,)), make_env("Toy"), 4)
+    starts = to_host(init()).actors.seen.obs
     assert len(set(starts[0, :, 0])) == 16
     root = jax.random.fold_in(jax.random.key(3), 4)
     for devices in (1, 2, 8):
         local = 16 // devices
         ids = over_devices(lambda local=local: global_ids(local), devices)
-        np.testing.assert_array_equal(ids.ravel(), np.arange(16))
+        assert_array_equal(ids.ravel(), np.arange(16))
         keys = over_devices(
-            lambda n=local: jax.random.key_data(rollout_keys(jax.random.key(3), 5, n)), devices
+            lambda n=local: jax.random.key_data(rollout_keys(jax.random.key(3), 5, n)),
+            devices,
         )
-        keys = np.moveaxis(np.asarray(keys), 0, 1).reshape(5, 16, 2)  # [T, N, 2]
-        assert len(set(map(tuple, keys.reshape(-1, 2)))) == 5 * 16
-        np.testing.assert_array_equal(
-            keys[4, 11], jax.random.key_data(jax.random.fold_in(root, 11))
-        )
+        by_step = np.moveaxis(np.asarray(keys), 0, 1)
+        keys = by_step.reshape(5, 16, 2)  # [T, N, 2]
+        all_keys = set(map(tuple, keys.reshape(-1, 2)))
+        assert len(all_keys) == 5 * 16
+        wanted = jax.random.key_data(jax.random.fold_in(root, 11))
+        assert_array_equal(keys[4, 11], wanted)
 
 
 ADAPTIVE = {
@@ -251,12 +266,16 @@ def check_runs(case, moved_to_four, tmp_path, monkeypatch):
     assert algorithm not in (sac, dqn) or rows[-1]["gradient_updates"] == [(end - 32) // 8] * 2
 
     part = run("part", stop_after=stop * update)
-    assert (part.status, part.env_steps) == ("stopped", stop * update)
+    assert part.status == "stopped"
+    assert part.env_steps == stop * update
     shutil.copytree(part.run_dir, tmp_path / "other")
     same = algorithm.train(algorithm.Args.from_run(part.run_dir, quiet=True))
-    assert (same.status, same.env_steps, same.run_dir) == ("finished", end, part.run_dir)
+    assert same.status == "finished"
+    assert same.env_steps == end
+    assert same.run_dir == part.run_dir
     assert same.state_sha256 == whole.state_sha256 == result["state_sha256"] != part.state_sha256
-    assert same_bits(same.params, whole.params) and same.evaluation == whole.evaluation
+    assert same_bits(same.params, whole.params)
+    assert same.evaluation == whole.evaluation
     assert stop * update % chunk or metric_rows(part.run_dir) == rows
     with Watch(monkeypatch) as watch:
         another = run("another", seed=1, eval_interval=0)
@@ -275,7 +294,7 @@ def check_runs(case, moved_to_four, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("shared_programs")
 @pytest.mark.parametrize("case", RUNS)
-def test_x4_x5_x10_x11_a_run_counts_its_steps_compiles_once_stays_small_and_resumes_exactly(
+def test_x4_x5_x10_x11_a_run_counts_compiles_once_stays_small_and_resumes_exactly(
     case, tmp_path, monkeypatch
 ):
     check_runs(case, case == "memory", tmp_path, monkeypatch)
@@ -300,7 +319,11 @@ class OracleCritic(nn.Module):
 
 @pytest.mark.parametrize(
     ("num_seeds", "backend"),
-    [(1, "cpu"), (1, "gpu"), pytest.param(3, "cpu", marks=pytest.mark.slow)],
+    [
+        (1, "cpu"),
+        (1, "gpu"),
+        pytest.param(3, "cpu", marks=pytest.mark.slow),
+    ],
 )
 def test_x6_bootstrap_through_the_whole_update(monkeypatch, num_seeds, backend):
     """Several seeds are under vmap; a GPU computes values at time limits in another way, which a
@@ -309,7 +332,10 @@ def test_x6_bootstrap_through_the_whole_update(monkeypatch, num_seeds, backend):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     args = small_args(num_seeds=num_seeds, hidden_sizes=(4,))
     for reward, value, next_value, terminated, truncated in calls_of_gae(
-        monkeypatch, args, OracleCritic, 2
+        monkeypatch,
+        args,
+        OracleCritic,
+        2,
     ):
         episode = value // 100
         step = value % 100
@@ -318,14 +344,14 @@ def test_x6_bootstrap_through_the_whole_update(monkeypatch, num_seeds, backend):
         ):
             assert is_kind.sum() > 5
             assert set(episode[is_kind] % 3) == {kind}
-        np.testing.assert_array_equal(reward, episode % 7 + 0.5 * (step + 1))
+        assert_array_equal(reward, episode % 7 + 0.5 * (step + 1))
         # the value of the observation that truly follows: the same episode, one step on, never that
         # of a reset
-        np.testing.assert_array_equal(next_value[~terminated], value[~terminated] + 1)
+        assert_array_equal(next_value[~terminated], value[~terminated] + 1)
 
 
 class OracleQ(nn.Module):
-    """Likewise for every action."""
+    """An oracle of every action's value."""
 
     args: pqn.Args
     env: object
@@ -333,17 +359,21 @@ class OracleQ(nn.Module):
     @nn.compact
     def __call__(self, obs, first, memory):
         self.param("unused", nn.initializers.zeros, ())
-        return jnp.repeat(100 * obs[..., :1] + obs[..., 1:], 3, axis=-1), memory
+        numbers = 100 * obs[..., :1] + obs[..., 1:]
+        return jnp.repeat(numbers, 3, axis=-1), memory
 
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.slow)])
 def test_x6_q_learning_bootstraps_from_what_truly_follows(monkeypatch, backend):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     for reward, next_value, terminated, _ in calls_of_gae(
-        monkeypatch, small_pqn_args(), OracleQ, 2
+        monkeypatch,
+        small_pqn_args(),
+        OracleQ,
+        2,
     ):
         episode, step = (part[~terminated] for part in np.divmod(next_value, 100))
-        np.testing.assert_array_equal(reward[~terminated], episode % 7 + 0.5 * step)
+        assert_array_equal(reward[~terminated], episode % 7 + 0.5 * step)
 
 
 @pytest.mark.slow
@@ -352,9 +382,11 @@ def test_what_is_learned_does_not_depend_on_the_scale_of_rewards():
         env = make_env("Endings")
         advance = env.advance
         env.advance = lambda *inputs: (out := advance(*inputs))._replace(reward=factor * out.reward)
-        return to_host(run_updates(small_args(**flags), env, 2, 10)[0]).learner.params
+        state = run_updates(small_args(**flags), env, 2, 10)[0]
+        return to_host(state).learner.params
 
-    for flags, allowed in (({}, (0, 1e-3)), ({"normalize_returns": False}, (0.1, np.inf))):
+    cases = (({}, (0, 1e-3)), ({"normalize_returns": False}, (0.1, np.inf)))
+    for flags, allowed in cases:
         assert (
             allowed[0]
             <= relative_difference(learned(0.01, **flags), learned(100.0, **flags))
@@ -380,7 +412,8 @@ def test_every_seed_learns_cartpole_and_keeps_it(tmp_path):
         row["eval/return_mean"] for row in metric_rows(result.run_dir) if "eval/return_mean" in row
     ]
     assert len(rows) == 4
-    assert min(rows[-1]) >= 495 and np.mean(rows[2]) > 480
+    assert min(rows[-1]) >= 495
+    assert np.mean(rows[2]) > 480
 
 
 @pytest.mark.slow
@@ -416,9 +449,19 @@ def test_x8_a_member_equals_the_single_run_with_its_values(args, env, swept):
     test_flags.py.
     """
     population = args(population=2, sweep=swept, seed=5)
-    together, _ = run_updates(population, run_env(population, make_env(env)), 2, 3)
+    together, _ = run_updates(
+        population,
+        run_env(population, make_env(env)),
+        2,
+        3,
+    )
     flags = as_flags(population.flags_of_members()[1], "")
-    alone, _ = run_updates(args(**flags), make_env(env, flags.get("env_params", "")), 2, 3)
+    alone, _ = run_updates(
+        args(**flags),
+        make_env(env, flags.get("env_params", "")),
+        2,
+        3,
+    )
     others, ours = (jax.tree.map(lambda x, i=i: x[i][None], to_host(together)) for i in range(2))
     assert relative_difference(to_host(alone).learner.params, ours.learner.params) < 1e-4
     assert relative_difference(to_host(alone).learner.params, others.learner.params) > 0.01

@@ -31,6 +31,7 @@ from helpers import (
     small_rnn_args,
     small_sac_args,
 )
+from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.cli.errors import FailedEnvError, TrainingError
 from pmaprl.device.agents import at_start, with_memory
@@ -54,19 +55,22 @@ NVEC = 4, 2
 
 
 def masked(logits, legal=LEGAL):
-    return Categoricals(jnp.asarray(logits, jnp.float32), NVEC, scalar=False).only(
-        jnp.asarray(legal)
-    )
+    policy = Categoricals(jnp.asarray(logits, jnp.float32), NVEC, scalar=False)
+    return policy.only(jnp.asarray(legal))
 
 
 def alone(row):
     """The distribution of one row over its legal choices alone, and those choices, of each
     component.
     """
-    logits = np.random.default_rng(row).normal(size=6)
-    choices = [np.flatnonzero(LEGAL[row, a:b]) for a, b in ((0, 4), (4, 6))]
-    parts = (part[legal] for part, legal in zip((logits[:4], logits[4:]), choices, strict=True))
-    return logits, [Categoricals(jnp.asarray(part), (len(part),), True) for part in parts], choices
+    rng = np.random.default_rng(row)
+    logits = rng.normal(size=6)
+    components = ((0, 4), (4, 6))
+    choices = [np.flatnonzero(LEGAL[row, a:b]) for a, b in components]
+    pairs = zip((logits[:4], logits[4:]), choices, strict=True)
+    parts = (part[legal] for part, legal in pairs)
+    policies = [Categoricals(jnp.asarray(part), (len(part),), True) for part in parts]
+    return logits, policies, choices
 
 
 @pytest.mark.parametrize("row", range(3))
@@ -75,14 +79,17 @@ def test_a_masked_distribution_is_that_over_what_is_legal(row):
     policy = masked(logits, LEGAL[row])
     for measure in ("entropy", "symmetric_kl_to_uniform"):
         expected = sum(getattr(part, measure)() for part in parts)
-        assert float(getattr(policy, measure)()) == pytest.approx(float(expected), abs=1e-6)
+        found = float(getattr(policy, measure)())
+        assert found == pytest.approx(float(expected), abs=1e-6)
     for pick in np.ndindex(*map(len, choices)):
-        action = jnp.array([choice[i] for choice, i in zip(choices, pick, strict=True)])
-        expected = sum(part.log_prob(jnp.int32(i)) for part, i in zip(parts, pick, strict=True))
-        assert float(policy.log_prob(action)) == pytest.approx(float(expected), abs=1e-6)
-    assert policy.mode().tolist() == [
-        choice[int(part.mode())] for choice, part in zip(choices, parts, strict=True)
-    ]
+        indices = [choice[i] for choice, i in zip(choices, pick, strict=True)]
+        action = jnp.array(indices)
+        choices_of_parts = zip(parts, pick, strict=True)
+        expected = sum(part.log_prob(jnp.int32(i)) for part, i in choices_of_parts)
+        found = float(policy.log_prob(action))
+        assert found == pytest.approx(float(expected), abs=1e-6)
+    best = [choice[int(part.mode())] for choice, part in zip(choices, parts, strict=True)]
+    assert policy.mode().tolist() == best
 
 
 @pytest.mark.parametrize("rising", [0, 1e-3])
@@ -91,20 +98,33 @@ def test_no_noise_picks_what_is_illegal(rising, monkeypatch, scale=1e4):
     sums rise.
     """
     cumsum = jnp.cumsum
+
+    def rising_sum(x, axis):
+        return cumsum(x, axis=axis) + rising * jnp.arange(x.shape[axis])
+
     monkeypatch.setattr(
-        jnp, "cumsum", lambda x, axis: cumsum(x, axis=axis) + rising * jnp.arange(x.shape[axis])
+        jnp,
+        "cumsum",
+        rising_sum,
     )
-    noise = np.linspace(2**-24, 1 - 2**-24, 4001, dtype=np.float32)
-    logits = scale * np.random.default_rng(0).normal(size=(100, 6))
+    largest = 1 - 2**-24
+    noise = np.linspace(2**-24, largest, 4001, dtype=np.float32)
+    rng = np.random.default_rng(0)
+    logits = scale * rng.normal(size=(100, 6))
     for legal in LEGAL:
         for rows in np.split(logits, 20):
             policy = masked(
-                rows[:, None].repeat(len(noise), 1), np.broadcast_to(legal, (5, len(noise), 6))
+                rows[:, None].repeat(len(noise), 1),
+                np.broadcast_to(legal, (5, len(noise), 6)),
             )
+            for_both = np.stack([noise] * 2, -1)
             first, second = np.moveaxis(
-                np.asarray(policy.sample(np.stack([noise] * 2, -1)[None].repeat(5, 0))), -1, 0
+                np.asarray(policy.sample(for_both[None].repeat(5, 0))),
+                -1,
+                0,
             )
-            assert legal[:4][first].all() and legal[4:][second].all()
+            assert legal[:4][first].all()
+            assert legal[4:][second].all()
 
 
 @pytest.mark.parametrize("legal", [LEGAL[0], LEGAL[0] & (np.arange(6) < 4)], ids=str)
@@ -116,15 +136,20 @@ def test_gradients_are_finite_and_none_reaches_what_is_illegal(legal):
         action = policy.sample(jnp.full(2, 0.7))
         return policy.entropy() + policy.log_prob(action) + policy.symmetric_kl_to_uniform()
 
-    value, gradient = jax.value_and_grad(measures)(jnp.array([3.0, -2.0, 50.0, 1.0, 0.0, 100.0]))
-    assert np.isfinite(value) and np.isfinite(gradient).all()
-    assert not np.any(gradient[:4][~legal[:4]])
-    assert np.any(gradient[4:] != 0) == (not legal[4:].any())
+    point = jnp.array([3.0, -2.0, 50.0, 1.0, 0.0, 100.0])
+    value, gradient = jax.value_and_grad(measures)(point)
+    assert np.isfinite(value)
+    assert np.isfinite(gradient).all()
+    of_illegal = gradient[:4][~legal[:4]]
+    assert not np.any(of_illegal)
+    moves = np.any(gradient[4:] != 0)
+    assert moves == (not legal[4:].any())
 
 
 def test_a_component_without_a_legal_choice_has_them_all():
     """Others keep their mask."""
-    logits = np.random.default_rng(0).normal(size=6)
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=6)
     for row in range(3):
         first = LEGAL[row] & (np.arange(6) < 4)
         second = LEGAL[row] & (np.arange(6) >= 4)
@@ -134,46 +159,54 @@ def test_a_component_without_a_legal_choice_has_them_all():
         ):
             policy = masked(logits, legal)
             wanted = masked(logits, same)
-            np.testing.assert_array_equal(policy.logits, wanted.logits)
-            assert policy.mode().tolist() == wanted.mode().tolist()
+            assert_array_equal(policy.logits, wanted.logits)
+            best = wanted.mode().tolist()
+            assert policy.mode().tolist() == best
             assert float(policy.entropy()) == float(wanted.entropy())
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3])
 def test_q_values_without_a_legal_action_are_those_without_a_mask(epsilon):
     """The mask of one action alone is honoured."""
-    x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
-    masks = np.array([[0, 0, 0], [1, 1, 1], [0, 1, 0]], bool)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 5)).astype(np.float32)
+    table = [[0, 0, 0], [1, 1, 1], [0, 1, 0]]
+    masks = np.array(table, bool)
     head = QHead(Discrete(3))
     variables = head.init(jax.random.key(0), x)
     plain = head.apply(variables, x)
     found = head.apply(variables, x, {MASK: masks})
-    np.testing.assert_array_equal(found[:2], plain[:2])
-    assert np.argmax(found[2]) == 1 and np.max(found[2]) == plain[2, 1]
+    assert_array_equal(found[:2], plain[:2])
+    assert np.argmax(found[2]) == 1
+    assert np.max(found[2]) == plain[2, 1]
     greedy = epsilon_greedy(plain, epsilon, {MASK: masks})
     free = epsilon_greedy(plain, epsilon)
-    np.testing.assert_array_equal(greedy.mode()[:2], free.mode()[:2])
-    np.testing.assert_allclose(greedy.logits[:2], free.logits[:2], rtol=1e-6)
+    assert_array_equal(greedy.mode()[:2], free.mode()[:2])
+    assert_allclose(greedy.logits[:2], free.logits[:2], rtol=1e-6)
     assert int(greedy.mode()[2]) == 1
 
 
 def test_parts_of_an_action_add_up():
     """Their log-probabilities, and their entropies; a mask is of those that have choices."""
-    space = Discrete(4), {"push": Box(np.full(2, -1.0), np.ones(2), (2,)), "turn": Discrete(2)}
+    push = Box(np.full(2, -1.0), np.ones(2), (2,))
+    space = Discrete(4), {"push": push, "turn": Discrete(2)}
     head = PolicyHead(space)
     legal = LEGAL
-    x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 5)).astype(np.float32)
     policy, _ = head.init_with_output(jax.random.key(0), x, {MASK: legal})
     first, normal, second = policy.parts[0], *policy.parts[1].values()
-    np.testing.assert_array_equal(first.legal, legal[:, :4])
-    np.testing.assert_array_equal(second.legal, legal[:, 4:])
-    action = policy.sample(action_noise(jax.random.key(1), space, (3,)))
+    assert_array_equal(first.legal, legal[:, :4])
+    assert_array_equal(second.legal, legal[:, 4:])
+    noise = action_noise(jax.random.key(1), space, (3,))
+    action = policy.sample(noise)
     parts = zip((first, normal, second), jax.tree.leaves(action), strict=True)
-    np.testing.assert_allclose(
-        policy.log_prob(action), sum(part.log_prob(x) for part, x in parts), rtol=1e-6
-    )
-    np.testing.assert_allclose(
-        policy.entropy(), first.entropy() + normal.entropy() + second.entropy(), rtol=1e-6
+    log_prob = sum(part.log_prob(x) for part, x in parts)
+    assert_allclose(policy.log_prob(action), log_prob, rtol=1e-6)
+    assert_allclose(
+        policy.entropy(),
+        first.entropy() + normal.entropy() + second.entropy(),
+        rtol=1e-6,
     )
     assert encode_action(action, space).shape == (3, flat_size(space)) == (3, 8)
     assert all(legal[range(3), action[0]])
@@ -181,9 +214,13 @@ def test_parts_of_an_action_add_up():
 
 def test_every_component_of_an_action_needs_a_legal_choice():
     spec = EnvSpec(
-        name="E", observation_space=None, obs_dtype=None, action_space=MultiDiscrete(NVEC)
+        name="E",
+        observation_space=None,
+        obs_dtype=None,
+        action_space=MultiDiscrete(NVEC),
     )
-    masks = np.array([[1, 0, 0, 0, 0, 1], [1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1]], bool)
+    table = [[1, 0, 0, 0, 0, 1], [1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1]]
+    masks = np.array(table, bool)
     for row, stuck in enumerate((False, True, True)):
         acting = np.arange(3) == row
         with pytest.raises(FailedEnvError, match="E has a state") if stuck else nullcontext():
@@ -191,15 +228,22 @@ def test_every_component_of_an_action_needs_a_legal_choice():
 
 
 def test_random_actions_are_legal():
-    """Those before a run that begins in the middle of episodes, and before SAC learns."""
-    space = Discrete(4), Box(np.full(2, -1.0), np.ones(2), (2,)), MultiDiscrete((2,))
+    """Random actions are drawn before a run that begins in the middle of episodes, and before SAC
+    learns.
+    """
+    box = Box(np.full(2, -1.0), np.ones(2), (2,))
+    space = Discrete(4), box, MultiDiscrete((2,))
     keys = jax.random.split(jax.random.key(0), 300)
     for legal in LEGAL:
-        choice, vector, component = jax.vmap(lambda key, legal=legal: sample(key, space, legal))(
-            keys
-        )
-        assert set(choice.tolist()) == set(np.flatnonzero(legal[:4]))
-        assert set(component.ravel().tolist()) == set(np.flatnonzero(legal[4:]))
+
+        def draw(key, legal=legal):
+            return sample(key, space, legal)
+
+        choice, vector, component = jax.vmap(draw)(keys)
+        allowed = set(np.flatnonzero(legal[:4]))
+        assert set(choice.tolist()) == allowed
+        allowed = set(np.flatnonzero(legal[4:]))
+        assert set(component.ravel().tolist()) == allowed
         assert vector.shape == (300, 2)
     env = wrap(Fussy())
     returns = reset_mid_episode(env, keys)[1]
@@ -221,27 +265,31 @@ class Closing(Fussy):
     parameters = ClosingParams()
 
     def reset_env(self, key, params):
-        state = ToyState(time=jnp.int32(0), episode=jax.random.randint(key, (), 0, 3 * 1000))
+        episode = jax.random.randint(key, (), 0, 3 * 1000)
+        state = ToyState(time=jnp.int32(0), episode=episode)
         return self.seen(state, params), state
 
     def step_env(self, key, state, action, params):
         _, after, _, ended, info = super().step_env(key, state, action, params)
         reward = 1.0 + 0.5 * action + jnp.sin(state.episode)
+        closes_early = (after.episode % 2 == 1) & (after.time == 5)
         return (
             self.seen(after, params),
             after,
             reward,
-            ended | (after.episode % 2 == 1) & (after.time == 5),
+            ended | closes_early,
             info,
         )
 
     def seen(self, state, params):
-        is_last = (state.time >= 7) | (state.episode % 2 == 1) & (state.time == 5)
-        last = jnp.stack(
-            [jnp.ones(3, bool), jnp.zeros(3, bool), jnp.arange(3) == state.episode % 3]
-        )[params.closes]
-        obs = jnp.stack([jnp.sin(state.episode), 0.1 * state.time])
-        return {"obs": obs, "action_mask": jnp.where(is_last, last, self.legal(state))}
+        is_closed = (state.episode % 2 == 1) & (state.time == 5)
+        is_last = (state.time >= 7) | is_closed
+        choices = [jnp.ones(3, bool), jnp.zeros(3, bool), jnp.arange(3) == state.episode % 3]
+        last = jnp.stack(choices)[params.closes]
+        numbers = [jnp.sin(state.episode), 0.1 * state.time]
+        obs = jnp.stack(numbers)
+        mask = jnp.where(is_last, last, self.legal(state))
+        return {"obs": obs, "action_mask": mask}
 
 
 CLOSING = {
@@ -261,9 +309,10 @@ FAST = "pqn", "dqn", "sac"
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x not in FAST)) for x in CLOSING]
+    "name",
+    [pytest.param(x, marks=[pytest.mark.slow] * (x not in FAST)) for x in CLOSING],
 )
-def test_a_mask_without_a_legal_action_where_an_episode_ends_changes_nothing_that_is_learned(name):
+def test_an_empty_mask_where_an_episode_ends_changes_nothing_that_is_learned(name):
     """By any algorithm, not in the last bit; Q functions honour one that leaves some actions at a
     time limit.
     """
@@ -274,7 +323,8 @@ def test_a_mask_without_a_legal_action_where_an_episode_ends_changes_nothing_tha
     opened, closed, narrow = (jax.tree.map(lambda x, i=i: x[i], learner) for i in range(3))
     assert same_bits(opened, closed)
     assert same_bits(opened, narrow) == (name in ("ppo", "memory"))
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(learner.params))
+    leaves = jax.tree.leaves(learner.params)
+    assert all(np.isfinite(x).all() for x in leaves)
     assert np.all(metrics["policy/legal_actions_min"] == 1)
 
 
@@ -283,7 +333,11 @@ def test_an_evaluation_in_which_nothing_was_legal_does_not_count(tmp_path, capsy
     error.
     """
     args = small_args(
-        env="test_masks:Stuck", num_steps=2, total_timesteps=32, run_dir=str(tmp_path), quiet=False
+        env="test_masks:Stuck",
+        num_steps=2,
+        total_timesteps=32,
+        run_dir=str(tmp_path),
+        quiet=False,
     )
     assert ppo.train(args).status == "finished", "which has not come to the state itself"
     assert (
@@ -303,7 +357,8 @@ class Stuck(Fussy):
     stuck = 4
 
     def legal(self, state):
-        return super().legal(state) & (state.time != self.stuck) & (state.time != 7)
+        is_open = state.time != self.stuck
+        return super().legal(state) & is_open & (state.time != 7)
 
 
 ALGORITHMS = {
@@ -334,19 +389,21 @@ def test_no_illegal_action_is_ever_taken(name, tmp_path):
     wanted = [row["policy/target_entropy"] for row in rows if row.get("policy/alpha") is not None]
     # Half of the largest entropy; one action is legal in two thirds of all states, and two in the
     # others
-    assert bool(wanted) == (name == "sac") and wanted == pytest.approx(
-        [0.5 * np.log(2) / 3] * len(wanted), rel=0.3
-    )
+    assert bool(wanted) == (name == "sac")
+    target = 0.5 * np.log(2) / 3
+    assert wanted == pytest.approx([target] * len(wanted), rel=0.3)
 
 
 @pytest.mark.slow
 def test_a_state_without_any_legal_action_ends_the_run(tmp_path):
     """But not at the end of an episode, where nobody acts."""
     with pytest.raises(TrainingError, match="legal_actions_min"):
-        ppo.train(small_args(env="test_masks:Stuck", run_dir=str(tmp_path / "run")))
+        args = small_args(env="test_masks:Stuck", run_dir=str(tmp_path / "run"))
+        ppo.train(args)
     env = Stuck()
     env.stuck = -1
-    assert ppo.train(small_args(run_dir=str(tmp_path / "end")), wrap(env)).status == "finished"
+    ended = ppo.train(small_args(run_dir=str(tmp_path / "end")), wrap(env))
+    assert ended.status == "finished"
 
 
 class Secretive(Pusher):
@@ -357,27 +414,33 @@ class Secretive(Pusher):
     observations = Dict({"obs": Pusher.observations, "privileged_state": Pusher.observations})
 
     def get_obs(self, state, params=None, key=None):
-        return dict.fromkeys(("obs", "privileged_state"), super().get_obs(state))
+        obs = super().get_obs(state)
+        return dict.fromkeys(("obs", "privileged_state"), obs)
 
 
 def values_of(module, args, env, learner, obs):
-    """What the critic of an algorithm says of observations [N, ...]."""
+    """Compute what the critic of an algorithm says of observations [N, ...]."""
     params = learner.params
     actions = jnp.zeros((batch_shape(obs)[0], 1))
     if hasattr(module, "QFunction"):
         q_function = module.QFunction(args, env.observation_space, env.action_space)
-        return Ensemble(q_function, 2).apply(params.critics, obs, actions).mean()
+        critics = Ensemble(q_function, 2)
+        return critics.apply(params.critics, obs, actions).mean()
     first = jnp.ones((1, len(actions)), bool)
     memory = initial_memory("gru", 8, 1, len(actions))
     sequence = jax.tree.map(lambda x: x[None], obs)
     if module is appo:
         network = appo.Network(args, env.observation_space, env.action_space)
-        return network.apply(params, sequence, first, appo.Memory(memory, memory))[1]
+        both = appo.Memory(memory, memory)
+        return network.apply(params, sequence, first, both)[1]
     if module is ppo_rnn:
         return ppo_rnn.Critic(args, env.spec).apply(
-            params.critic, Inputs(sequence, first, None), memory
+            params.critic,
+            Inputs(sequence, first, None),
+            memory,
         )[0]
-    return ppo.Critic(args, env.spec).apply(params.critic, obs)
+    critic = ppo.Critic(args, env.spec)
+    return critic.apply(params.critic, obs)
 
 
 @pytest.mark.parametrize(
@@ -386,22 +449,29 @@ def values_of(module, args, env, learner, obs):
     ids=lambda module: module.__name__,
 )
 def test_critics_alone_see_what_is_privileged(module):
-    flags = {"hidden_sizes": (8,), "normalize_obs": True, "quiet": True}
-    flags |= {"rnn": "gru", "rnn_size": 8} if module in (ppo_rnn, appo) else {}
+    flags = {
+        "hidden_sizes": (8,),
+        "normalize_obs": True,
+        "quiet": True,
+    }
+    is_recurrent = module in (ppo_rnn, appo)
+    flags |= {"rnn": "gru", "rnn_size": 8} if is_recurrent else {}
     args = module.Args(**flags)
     env = wrap(Secretive())
     algorithm = module.make_algorithm(args, env.spec)
     agent = with_memory(algorithm)
     learner = algorithm.init(jax.random.key(0), hparams_of(args))
     # Critics begin at zero
-    learner = learner.replace(params=jax.tree.map(lambda x: x + 0.1, learner.params))
-    numbers = np.random.default_rng(0).normal(size=(3, 5, 2)).astype(np.float32)
+    moved = jax.tree.map(lambda x: x + 0.1, learner.params)
+    learner = learner.replace(params=moved)
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(size=(3, 5, 2)).astype(np.float32)
     obs, other = ({"obs": numbers[0], "privileged_state": more} for more in numbers[1:])
     for key in (None, jax.random.key(2)):
         one, changed = (
             agent.act(learner, at_start(x), agent.initial_memory(5), key) for x in (obs, other)
         )
-        jax.tree.map(np.testing.assert_array_equal, one, changed)
+        jax.tree.map(assert_array_equal, one, changed)
     one, changed = (np.asarray(values_of(module, args, env, learner, x)) for x in (obs, other))
     assert (one != changed).all()
 
@@ -417,15 +487,17 @@ def test_a_loaded_policy_does_not_ask_for_what_is_privileged(tmp_path):
     result = ppo.train(small_args(**run, total_timesteps=64))
     policy = load_policy(tmp_path)
     env = wrap(Secretive())
-    obs, _ = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 5))
+    keys = jax.random.split(jax.random.key(0), 5)
+    obs, _ = jax.vmap(env.reset)(keys)
     public = {name: part for name, part in obs.items() if name != "privileged_state"}
-    np.testing.assert_array_equal(policy(public), policy(obs))
+    assert_array_equal(policy(public), policy(obs))
     assert inputs_of(policy)["obs"].keys() == public.keys()
-    np.testing.assert_array_equal(jax.jit(function_of(policy))(public), policy(public))
+    compiled = jax.jit(function_of(policy))
+    assert_array_equal(compiled(public), policy(public))
     # Which gives it all there is
-    episodes = play_episodes(env, policy, jax.random.split(jax.random.key(1), 4))
-    assert (
-        policy.evaluation == result.evaluation["eval/return_mean"][0]
-        and np.isfinite(episodes.ret).all()
-    )
-    assert play(PlayArgs(str(tmp_path), episodes=2, env=run["env"])).ret.shape == (2,)
+    starts = jax.random.split(jax.random.key(1), 4)
+    episodes = play_episodes(env, policy, starts)
+    assert policy.evaluation == result.evaluation["eval/return_mean"][0]
+    assert np.isfinite(episodes.ret).all()
+    episodes = play(PlayArgs(str(tmp_path), episodes=2, env=run["env"]))
+    assert episodes.ret.shape == (2,)

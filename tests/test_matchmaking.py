@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import functions_of, over_devices, ppo, relative_difference, small_args
+from numpy.testing import assert_allclose
 
 from pmaprl.device import drivers
 from pmaprl.device.interface import OnPolicy
@@ -45,8 +46,10 @@ def test_nobody_plays_itself_and_everybody_is_played(count):
     keys = jax.random.split(jax.random.key(3), count)  # of their own
     drawn = []
     for update in range(40):
-        now = jax.vmap(partial(jax.random.fold_in, data=update))(keys)
-        others = jax.vmap(of_other_member, axis_name=MEMBERS)(now, jnp.arange(count)).tolist()
+        of_update = partial(jax.random.fold_in, data=update)
+        now = jax.vmap(of_update)(keys)
+        choose = jax.vmap(of_other_member, axis_name=MEMBERS)
+        others = choose(now, jnp.arange(count)).tolist()
         assert sorted(others) == list(range(count))
         assert all(other != member for member, other in enumerate(others))
         drawn.append(others[1])
@@ -54,7 +57,7 @@ def test_nobody_plays_itself_and_everybody_is_played(count):
 
 
 @pytest.mark.slow
-def test_learners_meet_the_policies_that_others_have_at_that_time_on_any_number_of_devices():
+def test_learners_meet_the_present_policies_of_others_on_any_number_of_devices():
     """Two members on two devices; a single run on one device does the same in the game against the
     other's policy.
     """
@@ -64,12 +67,15 @@ def test_learners_meet_the_policies_that_others_have_at_that_time_on_any_number_
     single = small_args(**flags)
 
     def one_update(args, env, state):
-        return functions_of(args, env).update(state, jnp.int32(1))[0]
+        functions = functions_of(args, env)
+        return functions.update(state, jnp.int32(1))[0]
 
     def against(other, state):
         def move(key, obs):
             return ppo.make_ppo(single, game.spec).act(
-                other, jax.tree.map(lambda x: x[None], obs), key
+                other,
+                jax.tree.map(lambda x: x[None], obs),
+                key,
             )[0]
 
         return one_update(single, game.against(move), state)
@@ -78,17 +84,16 @@ def test_learners_meet_the_policies_that_others_have_at_that_time_on_any_number_
         state = functions_of(args, game).init(jnp.arange(args.num_agents))
         # At first all would move by chance
         decided = jax.tree.map(lambda x: 100 * x, state.learner.params.actor)
-        return state.replace(
-            learner=state.learner.replace(params=state.learner.params._replace(actor=decided))
-        )
+        params = state.learner.params._replace(actor=decided)
+        return state.replace(learner=state.learner.replace(params=params))
 
     together = over_devices(partial(begun, pair), 2)
     alone = over_devices(partial(begun, single), 1)
-    both, one = (
-        jax.jit(jax.vmap(f, axis_name=AXIS)) for f in (partial(one_update, pair, game), against)
-    )
+    kinds = (partial(one_update, pair, game), against)
+    both, one = (jax.jit(jax.vmap(f, axis_name=AXIS)) for f in kinds)
     for _ in range(2):
-        alone = one(jax.tree.map(lambda x: x[:1, 1], together.learner), alone)
+        learner = jax.tree.map(lambda x: x[:1, 1], together.learner)
+        alone = one(learner, alone)
         together = both(together)
         first, second = (
             jax.tree.map(lambda x: x[:1, place][:, None], together.learner.params)
@@ -106,7 +111,13 @@ class Trio(Env):
     agents = (0, 1, 2)
 
     def __init__(self):
-        super().__init__("trio", None, box((1,)), MultiDiscrete((3, 3, 3)), max_steps=1)
+        super().__init__(
+            "trio",
+            None,
+            box((1,)),
+            MultiDiscrete((3, 3, 3)),
+            max_steps=1,
+        )
 
     def begin(self, key):
         return jnp.ones(1), 0
@@ -130,36 +141,46 @@ def head_of(state):
 
 
 def begun_and_update(num_devices: int, **flags):
-    functions = functions_of(args := small_args(**TEAM | flags), Trio())
+    args = small_args(**TEAM | flags)
+    functions = functions_of(args, Trio())
     state = over_devices(lambda: functions.init(jnp.arange(args.num_agents)), num_devices)
-    update = jax.jit(jax.vmap(lambda state: functions.update(state, jnp.int32(1)), axis_name=AXIS))
+
+    def one_update_of(state):
+        return functions.update(state, jnp.int32(1))
+
+    update = jax.jit(jax.vmap(one_update_of, axis_name=AXIS))
 
     def updated(state):
         state, outcome = update(state)
-        return state, jax.tree.map(lambda x: x[0], outcome).fetch(1).metrics
+        outcome_of_one = jax.tree.map(lambda x: x[0], outcome)
+        return state, outcome_of_one.fetch(1).metrics
 
     return state, updated
 
 
 @pytest.mark.slow
 def test_teams_are_two_agents_of_a_member_and_one_of_another_on_any_number_of_devices():
-    """Of members that are stubborn, by their lowest, highest and mean return of six updates."""
+    """Members are stubborn, so the lowest, highest and mean return of updates tell who played."""
     (states, updates), steps = zip(*map(begun_and_update, (1, 2)), strict=True), set()
     for head in map(head_of, states):  # member m names the digit m, whatever happens
         head["kernel"] *= 0
-        head["bias"] = jnp.broadcast_to(100 * jnp.tile(jnp.eye(3), 3), head["bias"].shape)
+        logits = 100 * jnp.tile(jnp.eye(3), 3)
+        head["bias"] = jnp.broadcast_to(logits, head["bias"].shape)
     for _ in range(6):
+        updated = (update(state) for state, update in zip(states, updates, strict=True))
         states, metrics = zip(
-            *(update(state) for state, update in zip(states, updates, strict=True)), strict=True
+            *updated,
+            strict=True,
         )
         one, two = (
             [found[f"episode/{name}"] for name in ("return_min", "return_max", "return")]
             for found in metrics
         )
-        np.testing.assert_allclose(one, two, rtol=1e-6)
+        assert_allclose(one, two, rtol=1e-6)
         low, high, mean = one
         others = [sum(map(int, f"{int(x):03}")) - 2 * m for m, x in enumerate(high)]
-        steps |= {tuple((other - m) % 3 for m, other in enumerate(others))}
+        places = tuple((other - m) % 3 for m, other in enumerate(others))
+        steps |= {places}
         for m, other in enumerate(others):
             possible = [111 * m + (other - m) * place for place in (1, 10, 100)]
             assert (low[m], high[m]) == (min(possible), max(possible)), "any of the agents"
@@ -173,16 +194,23 @@ def test_members_learn_nothing_of_agents_that_others_play(monkeypatch):
         return jnp.tile(jnp.array([True, False, False]), (len(keys), 1))
 
     monkeypatch.setattr(drivers, "draw_own_components", first_agent)
-    state, update = begun_and_update(1, ent_coef=0.1, num_minibatches=1, clip_eps=1e-5)
+    state, update = begun_and_update(
+        1,
+        ent_coef=0.1,
+        num_minibatches=1,
+        clip_eps=1e-5,
+    )
     after, metrics = update(state)
     for name in ("kernel", "bias"):
+        axes = (0, 1, 2)[: head_of(state)[name].ndim - 1]
         moved = np.any(
             head_of(after)[name] != head_of(state)[name],
-            axis=(0, 1, 2)[: head_of(state)[name].ndim - 1],
+            axis=axes,
         )
         assert moved.tolist() == [True] * 3 + [False] * 6
     assert np.max(metrics["policy/clip_fraction"]) == 0, "the first ratios are 1"
-    assert metrics["policy/entropy"] == pytest.approx(np.log(3), rel=1e-2), "of one component"
+    uniform = pytest.approx(np.log(3), rel=1e-2)
+    assert metrics["policy/entropy"] == uniform, "of one component"
 
 
 def test_half_of_the_agents_are_dealt_by_environment_on_any_number_of_devices():
@@ -193,36 +221,36 @@ def test_half_of_the_agents_are_dealt_by_environment_on_any_number_of_devices():
     )
     own = np.concatenate(one)
     assert np.array_equal(own, np.concatenate(two))
-    assert (
-        (own[:, 0] == own[:, 1]).all()
-        and (own[:, 3] == own[:, 4]).all()
-        and (own[:, 3] == own[:, 5]).all()
-    )
-    assert (own[:, [0, 2, 3]].sum(axis=1) == 2).all() and not own.all(axis=0).any()
-    assert (
-        draw_own_components(jax.random.split(jax.random.key(0), 64), (0, 1)).sum(axis=1) == 1
-    ).all()
+    assert (own[:, 0] == own[:, 1]).all()
+    assert (own[:, 3] == own[:, 4]).all()
+    assert (own[:, 3] == own[:, 5]).all()
+    of_others = own[:, [0, 2, 3]]
+    assert (of_others.sum(axis=1) == 2).all()
+    assert not own.all(axis=0).any()
+    drawn = draw_own_components(jax.random.split(jax.random.key(0), 64), (0, 1))
+    assert (drawn.sum(axis=1) == 1).all()
 
 
 def test_golden_ratings_of_two():
     """3 of 4 points, with a drawn game more 3.5 of 5, are 400 log10(7 / 3) ratings; who has played
     nobody has none.
     """
-    scores = np.array([[np.nan, np.nan, 0.75], [np.nan] * 3, [0.25, np.nan, np.nan]])
+    table = [[np.nan, np.nan, 0.75], [np.nan] * 3, [0.25, np.nan, np.nan]]
+    scores = np.array(table)
     found = elo_ratings(scores, games=2)
     assert np.isnan(found).tolist() == [False, True, False]
-    assert found[0] - found[2] == pytest.approx(147.19, abs=0.01) and np.nanmean(
-        found
-    ) == pytest.approx(1000)
-    assert np.isnan(elo_ratings(np.full((2, 2), np.nan), games=2)).all()
-    assert np.isfinite(elo_ratings(np.triu(np.ones((20, 20)), 1), games=1000)).all(), (
-        "who wins all games, too"
-    )
+    assert found[0] - found[2] == pytest.approx(147.19, abs=0.01)
+    assert np.nanmean(found) == pytest.approx(1000)
+    unplayed = elo_ratings(np.full((2, 2), np.nan), games=2)
+    assert np.isnan(unplayed).all()
+    ratings = elo_ratings(np.triu(np.ones((20, 20)), 1), games=1000)
+    assert np.isfinite(ratings).all(), "who wins all games, too"
     wanted = np.array([1300.0, 1000, 950, 750])  # found again from what they make expect
-    scores = 1 / (1 + 10 ** ((wanted - wanted[:, None]) / 400))
+    distances = (wanted - wanted[:, None]) / 400
+    scores = 1 / (1 + 10**distances)
     # Of both orders of a pair: whoever is the row has an advantage
     scores += 0.05 * (1 - np.eye(4))
-    np.testing.assert_allclose(elo_ratings(scores, games=10**6), wanted, atol=0.1)
+    assert_allclose(elo_ratings(scores, games=10**6), wanted, atol=0.1)
 
 
 class Skill(NamedTuple):
@@ -230,45 +258,55 @@ class Skill(NamedTuple):
 
 
 @pytest.mark.slow
-def test_all_play_all_and_count_wins_and_draws():
+def test_all_play_all_with_wins_and_draws_counted():
     game = make(GAME)
-    skills = Skill(jnp.array([1.0, -1.0, np.nan, 1.0]))
+    strengths = jnp.array([1.0, -1.0, np.nan, 1.0])
+    skills = Skill(strengths)
 
     def act(learner, seen, memory, key):
         legal = legal_actions(seen.obs)
         keys = jax.random.split(key, len(seen.first))
-        good = jax.vmap(lambda key, legal: sample(key, game.action_space, legal))(keys, legal)
-        return jnp.where(learner.params < 0, jnp.argmin(legal, axis=-1), good), memory
 
-    scores = play_all(game, OnPolicy(*[None] * 3, act, lambda count: ()), skills, games=200)
-    assert (
-        np.isnan(scores[2]).all()
-        and np.isnan(scores[:, 2]).all()
-        and np.isnan(np.diag(scores)).all()
+        def draw(key, legal):
+            return sample(key, game.action_space, legal)
+
+        good = jax.vmap(draw)(keys, legal)
+        worst = jnp.argmin(legal, axis=-1)
+        return jnp.where(learner.params < 0, worst, good), memory
+
+    scores = play_all(
+        game,
+        OnPolicy(*[None] * 3, act, lambda count: ()),
+        skills,
+        games=200,
     )
+    assert np.isnan(scores[2]).all()
+    assert np.isnan(scores[:, 2]).all()
+    assert np.isnan(np.diag(scores)).all()
     assert scores[1, 0] == scores[1, 3] == 0.0
     assert 0.9 < scores[0, 1] <= 1, (
         "who moves first can move against the rules only on a board with a stone"
     )
-    assert scores[0, 3] != scores[3, 0] and scores[[0, 3], [3, 0]] == pytest.approx(0.5, abs=0.12)
+    assert scores[0, 3] != scores[3, 0]
+    assert scores[[0, 3], [3, 0]] == pytest.approx(0.5, abs=0.12)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env", [None, Trio()], ids=["game", "team"])
 def test_runs_resume_to_the_last_bit_and_end_with_ratings(env, tmp_path, capsys, shared_programs):
-    whole = ppo.train(small_args(**FLAGS, run_dir=str(tmp_path / "a"), quiet=False), env)
-    ppo.train(small_args(**FLAGS, run_dir=str(tmp_path / "b"), stop_after=32), env)
+    args = small_args(**FLAGS, run_dir=str(tmp_path / "a"), quiet=False)
+    whole = ppo.train(args, env)
+    short = small_args(**FLAGS, run_dir=str(tmp_path / "b"), stop_after=32)
+    ppo.train(short, env)
     again = ppo.Args.from_run(tmp_path / "b", env="builtins:NoneType" if env else GAME)
     assert ppo.train(again, env).state_sha256 == whole.state_sha256
     if env is None:
         stored, resumed = (
             json.loads((tmp_path / name / "elo.json").read_text()) for name in ("a", "b")
         )
-        assert (
-            stored["env_steps"] == 96
-            and stored["games"] == 4
-            and np.shape(stored["scores"]) == (3, 3)
-        )
+        assert stored["env_steps"] == 96
+        assert stored["games"] == 4
+        assert np.shape(stored["scores"]) == (3, 3)
         assert np.mean(stored["ratings"]) == pytest.approx(1000)
         assert f"{max(stored['ratings']):.1f}" in capsys.readouterr().out
         assert resumed == stored

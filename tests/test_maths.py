@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import make_env, over_devices, ppo, pqn, run_updates, small_args
+from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.device.agents import at_start
 from pmaprl.device.interface import Rollout
@@ -38,7 +39,8 @@ def outcomes(ends):
     """
     next_value = [0.4, -0.1, 0.8 if ends == "no end" else 0.7, 0.3, BOOTSTRAP]
     flags = ((np.arange(5) == 2) & (kind in ends) for kind in ("terminated", "truncated"))
-    return [jnp.asarray(x)[:, None] for x in (np.float32(REWARD), np.float32(next_value), *flags)]
+    outputs = (np.float32(REWARD), np.float32(next_value), *flags)
+    return [jnp.asarray(x)[:, None] for x in outputs]
 
 
 @pytest.mark.parametrize(
@@ -53,8 +55,14 @@ def outcomes(ends):
 )
 def test_gae_golden_values(ends, expected):
     reward, *others = outcomes(ends)
-    gae = ppo.gae(reward, jnp.float32(VALUE)[:, None], *others, 0.99, 0.95)
-    np.testing.assert_allclose(gae[:, 0], expected, rtol=1e-6)
+    gae = ppo.gae(
+        reward,
+        jnp.float32(VALUE)[:, None],
+        *others,
+        0.99,
+        0.95,
+    )
+    assert_allclose(gae[:, 0], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -67,14 +75,16 @@ def test_gae_golden_values(ends, expected):
     ],
 )
 def test_q_lambda_golden_values(ends, expected):
-    np.testing.assert_allclose(
-        pqn.q_lambda_returns(*outcomes(ends), 0.99, 0.65)[:, 0], expected, rtol=1e-6
-    )
+    returns = pqn.q_lambda_returns(*outcomes(ends), 0.99, 0.65)[:, 0]
+    assert_allclose(returns, expected, rtol=1e-6)
 
 
 def test_final_values_are_put_in_for_none_to_all_also_under_vmap():
     random = np.random.default_rng(1)
-    cut = random.random((5, 6, 4)) < np.array([0, 0.05, 0.3, 0.8, 1.1])[:, None, None]
+    draws = random.random((5, 6, 4))
+    chances = np.array([0, 0.05, 0.3, 0.8, 1.1])
+    threshold = chances[:, None, None]
+    cut = draws < threshold
     # A termination too, whose next value does not count
     both = cut & (random.random(cut.shape) < 0.2)
     value = jnp.asarray(random.normal(size=(5, 6, 4)))
@@ -89,43 +99,52 @@ def test_final_values_are_put_in_for_none_to_all_also_under_vmap():
             "last": at_start(last),
             "memory": (),
         }
-        return Rollout(*[None] * 4, **ends).next_values(value, lambda obs: 10 * obs[..., 0])
 
-    following = np.concatenate([value[:, 1:], 10 * last[:, None, :, 0]], axis=1)
-    wanted = np.where(cut & ~both, 10 * final_obs[..., 0], following)
-    np.testing.assert_array_equal(jax.vmap(fill)(value, cut, both, last, final_obs), wanted)
+        def doubled(obs):
+            return 10 * obs[..., 0]
+
+        return Rollout(*[None] * 4, **ends).next_values(value, doubled)
+
+    at_the_end = 10 * last[:, None, :, 0]
+    following = np.concatenate([value[:, 1:], at_the_end], axis=1)
+    of_the_end = 10 * final_obs[..., 0]
+    wanted = np.where(cut & ~both, of_the_end, following)
+    found = jax.vmap(fill)(value, cut, both, last, final_obs)
+    assert_array_equal(found, wanted)
     for i in range(5):
-        np.testing.assert_array_equal(
-            jax.jit(fill)(value[i], cut[i], both[i], last[i], final_obs[i]), wanted[i]
-        )
-        np.testing.assert_array_equal(fill(value[i], cut[i], both[i], last[i], None), following[i])
+        compiled = jax.jit(fill)(value[i], cut[i], both[i], last[i], final_obs[i])
+        assert_array_equal(compiled, wanted[i])
+        without_ends = fill(value[i], cut[i], both[i], last[i], None)
+        assert_array_equal(without_ends, following[i])
 
 
 def test_losses():
-    np.testing.assert_allclose(ppo.ratio_bounds(0.1, "ppo"), (0.9, 1.1))
-    np.testing.assert_allclose(ppo.ratio_bounds(0.1, "symmetric"), (0.9090909, 1.1), rtol=1e-7)
+    assert_allclose(ppo.ratio_bounds(0.1, "ppo"), (0.9, 1.1))
+    bounds = ppo.ratio_bounds(0.1, "symmetric")
+    assert_allclose(bounds, (0.9090909, 1.1), rtol=1e-7)
     ratio = jnp.array([1.0, 1.5, 0.5, 1.5, 0.5])
     advantage = jnp.array([2.0, 1.0, 1.0, -1.0, -1.0])
     # minimum of unclipped and clipped: 2, 1.2, 0.5, -1.5, -0.8
-    np.testing.assert_allclose(
-        ppo.policy_loss(ratio, advantage, (0.8, 1.2)), [-2, -1.2, -0.5, 1.5, 0.8]
-    )
+    policy_losses = ppo.policy_loss(ratio, advantage, (0.8, 1.2))
+    assert_allclose(policy_losses, [-2, -1.2, -0.5, 1.5, 0.8])
     value = jnp.array([1.0, 0.0, 3.0])
     old = jnp.array([0.0, 0.0, 3.1])
     target = jnp.array([2.0, 1.0, 3.0])
-    np.testing.assert_allclose(ppo.value_loss(value, old, target, None), [0.5, 0.5, 0])
+    unclipped = ppo.value_loss(value, old, target, None)
+    assert_allclose(unclipped, [0.5, 0.5, 0])
     # the clipped predictions are 0.2, 0 and 3: errors 1.8^2, 1, 0
-    np.testing.assert_allclose(
-        ppo.value_loss(value, old, target, 0.2), [0.5 * 1.8**2, 0.5, 0], rtol=1e-6
-    )
+    clipped = ppo.value_loss(value, old, target, 0.2)
+    assert_allclose(clipped, [0.5 * 1.8**2, 0.5, 0], rtol=1e-6)
 
 
 def test_no_epoch_counts_after_one_that_moves_the_policy_too_far():
-    divergences = jnp.array([[0.1, 0.1], [0.1, 0.3], [0.1, 0.1]])
+    table = [[0.1, 0.1], [0.1, 0.3], [0.1, 0.1]]
+    divergences = jnp.array(table)
 
     def step(carry, kl):
         params, steps = carry
-        return (params, steps + 1), {"policy/approx_kl": kl, "steps_max": steps + 1}
+        measured = {"policy/approx_kl": kl, "steps_max": steps + 1}
+        return (params, steps + 1), measured
 
     for target, epochs in (
         (0.0, 3),
@@ -134,10 +153,16 @@ def test_no_epoch_counts_after_one_that_moves_the_policy_too_far():
         (jnp.float32(0), 3),
         (jnp.float32(0.15), 2),
     ):
-        (_, steps), metrics = run_epochs(step, ({}, jnp.float32(0)), divergences, target)
+        (_, steps), metrics = run_epochs(
+            step,
+            ({}, jnp.float32(0)),
+            divergences,
+            target,
+        )
         assert steps == metrics["steps_max"] == 2 * metrics["policy/epochs"] == 2 * epochs
         assert metrics["policy/approx_kl"] == pytest.approx(
-            float(divergences[:epochs].mean()), rel=1e-5
+            float(divergences[:epochs].mean()),
+            rel=1e-5,
         )
 
 
@@ -155,36 +180,48 @@ def test_adapt_learning_rate():
         (0.02, 1e-3),
         (0.005, 1e-3),
     ):
-        assert adapted(1e-3, kl).learning_rate == pytest.approx(expected, rel=1e-6)
+        learning_rate = adapted(1e-3, kl).learning_rate
+        assert learning_rate == pytest.approx(expected, rel=1e-6)
     assert adapted(9e-3, 0.0).learning_rate == pytest.approx(1e-2)
     assert adapted(1.2e-6, 1.0).learning_rate == pytest.approx(1e-6)
     assert adapted(1e-3, 1.0).moments == "moments"
-    assert adapted(1e-3, 1.0, lr_schedule="linear").learning_rate == jnp.float32(1e-3)
+    constant = adapted(1e-3, 1.0, lr_schedule="linear")
+    assert constant.learning_rate == jnp.float32(1e-3)
 
 
 @pytest.mark.parametrize("swept", [{}, {"ent_coef": jnp.float32(0.4)}], ids=["alone", "member"])
 def test_entropy_coefficient_falls_in_a_line(swept):
     args = small_args(
-        ent_coef=0.2, ent_fraction=0.5, total_timesteps=8 * small_args().steps_per_update
+        ent_coef=0.2,
+        ent_fraction=0.5,
+        total_timesteps=8 * small_args().steps_per_update,
     )
     updates = jnp.arange(6)  # of eight
     run = SimpleNamespace(updates=updates, member_values=swept)
-    expected = swept.get("ent_coef", 0.2) * np.array([1, 0.75, 0.5, 0.25, 0, 0])
+    start = swept.get("ent_coef", 0.2)
+    falling = np.array([1, 0.75, 0.5, 0.25, 0, 0])
+    expected = start * falling
     hparams, scheduled = apply_schedules(args, run, learner=None)
-    np.testing.assert_allclose(hparams.ent_coef, expected, rtol=1e-6)
+    assert_allclose(hparams.ent_coef, expected, rtol=1e-6)
     assert scheduled["ent_coef"] is hparams.ent_coef
-    np.testing.assert_allclose(
-        scheduled["learning_rate"], args.learning_rate * (1 - updates / 8), rtol=1e-6
-    )
-    assert (
-        "ent_coef"
-        not in apply_schedules(dataclasses.replace(args, ent_fraction=0.0), run, learner=None)[1]
-    )
+    rates = args.learning_rate * (1 - updates / 8)
+    assert_allclose(scheduled["learning_rate"], rates, rtol=1e-6)
+    steady = dataclasses.replace(args, ent_fraction=0.0)
+    assert "ent_coef" not in apply_schedules(steady, run, learner=None)[1]
 
 
 def test_ratio_of_the_first_minibatch_is_one():
-    sizes = {"update_epochs": 1, "num_minibatches": 1, "hidden_sizes": (8,)}
-    args = small_args(**sizes, clip_eps=1e-5, learning_rate=0.01, normalize_obs=True)
+    sizes = {
+        "update_epochs": 1,
+        "num_minibatches": 1,
+        "hidden_sizes": (8,),
+    }
+    args = small_args(
+        **sizes,
+        clip_eps=1e-5,
+        learning_rate=0.01,
+        normalize_obs=True,
+    )
     _, metrics = run_updates(args, make_env("CartPole-v1"), 1, 3)
     assert metrics["policy/clip_fraction"] == 0
     assert metrics["policy/approx_kl"] > 1e-6, "after that step the policy is another"
@@ -200,69 +237,88 @@ def softmax(logits):
 def test_categorical_against_numpy():
     policy = Categoricals(jnp.asarray(LOGITS), (5,), scalar=True)
     p = softmax(LOGITS)
-    np.testing.assert_allclose(
-        [policy.log_prob(jnp.int32(i)) for i in range(5)], np.log(p), rtol=1e-5
-    )
-    assert policy.mode() == 2 and policy.mode().shape == ()
+    alone = [policy.log_prob(jnp.int32(i)) for i in range(5)]
+    assert_allclose(alone, np.log(p), rtol=1e-5)
+    assert policy.mode() == 2
+    assert policy.mode().shape == ()
 
     policy = Categoricals(jnp.asarray(LOGITS), (2, 3), scalar=False)
     p = softmax(LOGITS[:2])
     q = softmax(LOGITS[2:])
     log_probs = [[policy.log_prob(jnp.array([i, j])) for j in range(3)] for i in range(2)]
-    np.testing.assert_allclose(log_probs, np.log(p)[:, None] + np.log(q), rtol=1e-5)
-    np.testing.assert_allclose(
-        policy.entropy(), -(p * np.log(p)).sum() - (q * np.log(q)).sum(), rtol=1e-5
-    )
-    np.testing.assert_array_equal(policy.mode(), [0, 0])
+    expected = np.log(p)[:, None] + np.log(q)
+    assert_allclose(log_probs, expected, rtol=1e-5)
+    entropy = -(p * np.log(p)).sum() - (q * np.log(q)).sum()
+    assert_allclose(policy.entropy(), entropy, rtol=1e-5)
+    assert_array_equal(policy.mode(), [0, 0])
 
 
 @pytest.mark.parametrize("legal", [None, [True, True, False, True, False]], ids=["all", "masked"])
 def test_epsilon_greedy_explores_with_probability_epsilon_among_what_is_legal(legal):
     obs = {} if legal is None else {"action_mask": jnp.array(legal)}
-    q = QHead(Discrete(5)).apply(
-        {"params": {"Dense_0": {"kernel": np.eye(5), "bias": np.zeros(5)}}}, LOGITS, obs
-    )
+    layer = {"kernel": np.eye(5), "bias": np.zeros(5)}
+    params = {"params": {"Dense_0": layer}}
+    q = QHead(Discrete(5)).apply(params, LOGITS, obs)
     best, count = (2, 5) if legal is None else (0, 3)
-    expected = np.full(5, 0.3 / count) * (1 if legal is None else np.array(legal)) + 0.7 * (
-        np.arange(5) == best
-    )
+    floor = np.full(5, 0.3 / count)
+    allowed = 1 if legal is None else np.array(legal)
+    favour = 0.7 * (np.arange(5) == best)
+    expected = floor * allowed + favour
     policy = epsilon_greedy(q, 0.3, obs)
-    noise = np.linspace(2**-24, 1 - 2**-24, 100_001, dtype=np.float32)[:, None]
+    below_one = 1 - 2**-24
+    grid = np.linspace(2**-24, below_one, 100_001, dtype=np.float32)
+    noise = grid[:, None]
     picks = jax.vmap(policy.sample)(noise)
-    np.testing.assert_allclose(np.bincount(picks, minlength=5) / len(noise), expected, atol=1e-4)
+    frequencies = np.bincount(picks, minlength=5) / len(noise)
+    assert_allclose(frequencies, expected, atol=1e-4)
     greedy = epsilon_greedy(q, 0.0, obs)
-    assert policy.mode() == best and set(jax.vmap(greedy.sample)(noise).tolist()) == {best}
+    assert policy.mode() == best
+    drawn = jax.vmap(greedy.sample)(noise)
+    assert set(drawn.tolist()) == {best}
 
 
 @pytest.mark.parametrize(
-    "space", [Discrete(5), MultiDiscrete((2, 3))], ids=["discrete", "multidiscrete"]
+    "space",
+    [Discrete(5), MultiDiscrete((2, 3))],
+    ids=["discrete", "multidiscrete"],
 )
 def test_sample_frequencies(space):
     policy = Categoricals(jnp.asarray(LOGITS), space.nvec, scalar=isinstance(space, Discrete))
     keys = jax.random.split(jax.random.key(0), 40_000)
-    samples = np.asarray(
-        jax.vmap(lambda key: policy.sample(action_noise(key, space)))(keys)
-    ).reshape(len(keys), -1)
+
+    def sample(key):
+        return policy.sample(action_noise(key, space))
+
+    drawn = np.asarray(jax.vmap(sample)(keys))
+    samples = drawn.reshape(len(keys), -1)
     edges = np.cumsum([0, *space.nvec])
     for i, n in enumerate(space.nvec):
-        frequencies = np.bincount(samples[:, i], minlength=n) / len(keys)
-        np.testing.assert_allclose(frequencies, softmax(LOGITS[edges[i] : edges[i + 1]]), atol=0.01)
-    noises = (
-        jnp.full(action_noise(keys[0], space).shape, x, jnp.float32) for x in (0.0, 1 - 2**-24)
-    )
-    assert [np.max(policy.sample(noise)) for noise in noises] == [0, max(space.nvec) - 1], (
-        "at both ends of the noise"
-    )
+        counts = np.bincount(samples[:, i], minlength=n)
+        frequencies = counts / len(keys)
+        part = LOGITS[edges[i] : edges[i + 1]]
+        assert_allclose(frequencies, softmax(part), atol=0.01)
+    at_the_ends = (0.0, 1 - 2**-24)
+    noises = (jnp.full(action_noise(keys[0], space).shape, x, jnp.float32) for x in at_the_ends)
+    largest = [np.max(policy.sample(noise)) for noise in noises]
+    wanted = [0, max(space.nvec) - 1]
+    assert largest == wanted, "at both ends of the noise"
     if len(space.nvec) == 2:
         assert abs(np.corrcoef(samples.T)[0, 1]) < 0.02
 
 
 def test_symmetric_kl_to_uniform():
     tilted = [0.7, 0.1, 0.1, 0.1]
-    for logits, nvec, wanted in ((tilted, (4,), 1), (tilted * 2, (4, 4), 2), ([1] * 4, (4,), 0)):
-        policy = Categoricals(jnp.log(jnp.array(logits)), nvec, scalar=len(nvec) == 1)
+    for logits, nvec, wanted in (
+        (tilted, (4,), 1),
+        (tilted * 2, (4, 4), 2),
+        ([1] * 4, (4,), 0),
+    ):
+        log_probs = jnp.log(jnp.array(logits))
+        policy = Categoricals(log_probs, nvec, scalar=len(nvec) == 1)
         assert policy.symmetric_kl_to_uniform() == pytest.approx(
-            wanted * 0.4378298, rel=1e-6, abs=1e-7
+            wanted * 0.4378298,
+            rel=1e-6,
+            abs=1e-7,
         )
 
 
@@ -270,35 +326,40 @@ def of_normals():
     """Two policies of two dimensions, and a KL divergence for each, by integrals over actions."""
     means = np.array([[0.3, -1.0], [0.1, 0.5]])
     stds = np.array([[0.6, 1.2], [0.9, 0.4]])
-    policies = [
-        Normal(jnp.float32(mean), jnp.float32(np.log(std)))
-        for mean, std in zip(means, stds, strict=True)
-    ]
+    pairs = zip(means, stds, strict=True)
+    policies = [Normal(jnp.float32(mean), jnp.float32(np.log(std))) for mean, std in pairs]
     u = np.linspace(-12, 12, 100_001)[:, None]
-    p, q = np.exp(-0.5 * ((u - means[:, None]) / stds[:, None]) ** 2) / (
-        stds[:, None] * math.sqrt(2 * math.pi)
-    )
-    return *policies, np.trapezoid(p * np.log(p / q), u, axis=0).sum()
+    scaled = (u - means[:, None]) / stds[:, None]
+    scale = stds[:, None] * math.sqrt(2 * math.pi)
+    p, q = np.exp(-0.5 * scaled**2) / scale
+    density = p * np.log(p / q)
+    return *policies, np.trapezoid(density, u, axis=0).sum()
 
 
 def of_choices(nvec, legal=None):
     """Two policies, and the sum of the KL divergences of their components."""
     legal = np.ones(5, bool) if legal is None else np.array(legal, bool)
-    both = LOGITS, np.array([3.0, 0.2, -1.0, 0.4, 1.5], np.float32)
+    second = np.array([3.0, 0.2, -1.0, 0.4, 1.5], np.float32)
+    both = LOGITS, second
     policies = [
         Categoricals(jnp.asarray(x), nvec, scalar=len(nvec) == 1).only(jnp.asarray(legal))
         for x in both
     ]
     value = 0
-    for own in np.split(np.arange(5), np.cumsum(nvec)[:-1]):
+    ends = np.cumsum(nvec)[:-1]
+    for own in np.split(np.arange(5), ends):
         p, q = (softmax(x[own][legal[own]]) for x in both)
         value += np.sum(p * np.log(p / q))
     return *policies, value
 
 
 def test_kl_divergences_and_probabilities_of_own_components_alone():
-    """Of every kind; with gradients that are finite, and zero where both are the same."""
-    cases = [of_normals(), of_choices((5,)), of_choices((2, 3))]
+    """Policies of every kind have gradients that are finite, and zero where both are the same."""
+    cases = [
+        of_normals(),
+        of_choices((5,)),
+        of_choices((2, 3)),
+    ]
     cases += [
         of_choices((5,), [1, 0, 1, 0, 1]),
         of_choices((2, 3), [1, 0, 0, 1, 1]),
@@ -306,39 +367,55 @@ def test_kl_divergences_and_probabilities_of_own_components_alone():
     ]
     pairs = [case[:2] for case in cases]
     values = [case[2] for case in cases]
-    pairs.append([Joint({"a": (pairs[0][i], pairs[4][i]), "b": pairs[1][i]}) for i in range(2)])
-    for (policy, other), value in zip(
-        pairs, [*values, values[0] + values[1] + values[4]], strict=True
-    ):
-        np.testing.assert_allclose(policy.kl(other), value, rtol=1e-4, atol=1e-7)
+    joint = [Joint({"a": (pairs[0][i], pairs[4][i]), "b": pairs[1][i]}) for i in range(2)]
+    pairs.append(joint)
+    of_joint = values[0] + values[1] + values[4]
+    all_values = [*values, of_joint]
+    for (policy, other), value in zip(pairs, all_values, strict=True):
+        assert_allclose(
+            policy.kl(other),
+            value,
+            rtol=1e-4,
+            atol=1e-7,
+        )
         assert policy.kl(policy) == 0
-        for second, is_zero in ((other, value == 0), (policy, True)):
-            gradients = jax.grad(lambda p, q: p.kl(q), (0, 1), allow_int=True)(policy, second)
-            moved = [np.abs(x).max() for x in jax.tree.leaves(gradients) if x.dtype == np.float32]
-            assert np.isfinite(moved).all() and (np.max(moved) < 1e-6) == is_zero
+        cases_of_policy = ((other, value == 0), (policy, True))
+        for second, is_zero in cases_of_policy:
+
+            def divergence(p, q):
+                return p.kl(q)
+
+            gradients = jax.grad(divergence, (0, 1), allow_int=True)(policy, second)
+            leaves = jax.tree.leaves(gradients)
+            moved = [np.abs(x).max() for x in leaves if x.dtype == np.float32]
+            assert np.isfinite(moved).all()
+            assert (np.max(moved) < 1e-6) == is_zero
     drawn = policy.sample_with_key(jax.random.key(0))  # of the last pair, several parts
     best = policy.mode()
-    assert (
-        jax.tree.map(jnp.shape, drawn) == jax.tree.map(jnp.shape, best)
-        and drawn["a"][1].dtype == jnp.int32
-    )
+    shapes = jax.tree.map(jnp.shape, drawn)
+    shapes_of_best = jax.tree.map(jnp.shape, best)
+    assert shapes == shapes_of_best
+    assert drawn["a"][1].dtype == jnp.int32
     own = jnp.array([True, False])
     normals = [Normal(x.mean[:1], x.log_std[:1]) for x in pairs[0]]
     choices = [Categoricals(x.logits[:2], (2,), True) for x in pairs[2]]
-    for policy, other, first in ((*pairs[0], normals), (*pairs[2], choices)):
+    kinds = ((*pairs[0], normals), (*pairs[2], choices))
+    for policy, other, first in kinds:
         whole = policy.replace(own=own)
         mine = first[0]
-        for one, two in ((whole, other), (policy, other.replace(own=own))):
-            np.testing.assert_allclose(one.kl(two), mine.kl(first[1]), rtol=1e-6)
-        np.testing.assert_allclose(
-            whole.log_prob(policy.mode()), mine.log_prob(mine.mode()), rtol=1e-6
-        )
+        same_but_own = other.replace(own=own)
+        for one, two in ((whole, other), (policy, same_but_own)):
+            alone = mine.kl(first[1])
+            assert_allclose(one.kl(two), alone, rtol=1e-6)
+        found = whole.log_prob(policy.mode())
+        expected = mine.log_prob(mine.mode())
+        assert_allclose(found, expected, rtol=1e-6)
         for measure in ("entropy", "symmetric_kl_to_uniform")[
             : 1 if isinstance(mine, Normal) else 2
         ]:
-            np.testing.assert_allclose(
-                getattr(whole, measure)(), getattr(mine, measure)(), rtol=1e-6
-            )
+            measured = getattr(whole, measure)()
+            expected = getattr(mine, measure)()
+            assert_allclose(measured, expected, rtol=1e-6)
 
 
 def test_normal_against_numpy():
@@ -347,35 +424,48 @@ def test_normal_against_numpy():
     action = np.array([0.8, 1.5])
     policy = Normal(jnp.asarray(mean), jnp.asarray(log_std))
     std = np.exp(log_std)
-    log_density = -0.5 * ((action - mean) / std) ** 2 - np.log(std * math.sqrt(2 * math.pi))
-    np.testing.assert_allclose(policy.log_prob(jnp.asarray(action)), log_density.sum(), rtol=1e-6)
-    entropy = 0.5 * np.log(2 * math.pi * math.e * std**2)
-    np.testing.assert_allclose(policy.entropy(), entropy.sum(), rtol=1e-6)
-    np.testing.assert_allclose(policy.mode(), mean, rtol=1e-6)
+    exponent = -0.5 * ((action - mean) / std) ** 2
+    normaliser = np.log(std * math.sqrt(2 * math.pi))
+    log_density = exponent - normaliser
+    log_prob = policy.log_prob(jnp.asarray(action))
+    assert_allclose(log_prob, log_density.sum(), rtol=1e-6)
+    variance = 2 * math.pi * math.e * std**2
+    entropy = 0.5 * np.log(variance)
+    assert_allclose(policy.entropy(), entropy.sum(), rtol=1e-6)
+    assert_allclose(policy.mode(), mean, rtol=1e-6)
 
     box = Box(-np.ones(2), np.ones(2), (2,))
     keys = jax.random.split(jax.random.key(0), 40_000)
-    samples = jax.vmap(lambda key: policy.sample(action_noise(key, box)))(keys)
-    np.testing.assert_allclose(samples.mean(0), mean, atol=0.02)
-    np.testing.assert_allclose(samples.std(0), std, rtol=0.02)
+
+    def sample(key):
+        return policy.sample(action_noise(key, box))
+
+    samples = jax.vmap(sample)(keys)
+    assert_allclose(samples.mean(0), mean, atol=0.02)
+    assert_allclose(samples.std(0), std, rtol=0.02)
 
 
 def test_a_normal_policy_is_in_units_of_the_bounds():
-    """Of each dimension, where both are finite; entropies and ratios are those of the same policy
-    within -1 .. 1.
+    """Units are those of each dimension, where both bounds are finite; entropies and ratios are
+    those of the same policy within -1 .. 1.
     """
     low = np.array([-100, 0, -np.inf, 3, -3e38], np.float32)
     high = np.array([100, 0.5, 1, 3, 3e38], np.float32)
-    x, noise = np.random.default_rng(0).normal(size=(2, 4, 5)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    x, noise = rng.normal(size=(2, 4, 5)).astype(np.float32)
     head = PolicyHead(Box(low, high, (5,)))
     scale = np.array([100, 0.25, 1, 1, 1])
     policy, params = head.init_with_output(jax.random.key(0), x)
-    plain = PolicyHead(Box(-np.ones(5), np.ones(5), (5,))).apply(params, x)
+    unit_box = Box(-np.ones(5), np.ones(5), (5,))
+    plain = PolicyHead(unit_box).apply(params, x)
     assert policy.entropy().tolist() == plain.entropy().tolist()
-    for ours, units in ((policy.mode(), plain.mode()), (policy.sample(noise), plain.sample(noise))):
-        np.testing.assert_allclose(ours, units * scale + np.array([0, 0.25, 0, 0, 0]), rtol=1e-5)
-        np.testing.assert_allclose(policy.log_prob(ours), plain.log_prob(units), rtol=1e-4)
-        np.testing.assert_allclose(encode_action(ours, head.space), units, rtol=1e-4)
+    modes = (policy.mode(), plain.mode())
+    samples = (policy.sample(noise), plain.sample(noise))
+    for ours, units in (modes, samples):
+        offset = np.array([0, 0.25, 0, 0, 0])
+        assert_allclose(ours, units * scale + offset, rtol=1e-5)
+        assert_allclose(policy.log_prob(ours), plain.log_prob(units), rtol=1e-4)
+        assert_allclose(encode_action(ours, head.space), units, rtol=1e-4)
 
 
 @pytest.mark.parametrize("devices", [1, 4])
@@ -386,56 +476,90 @@ def test_running_statistics_equal_numpy(devices):
         random.normal(5 * i, 1 + i, (8, 3, 2)) + 10 * np.arange(8)[:, None, None] for i in range(4)
     ]
     stats = running_stats((2,))
-    np.testing.assert_array_equal(stats.normalize(jnp.array([1.5, -2.0])), [1.5, -2.0])
+    two = jnp.array([1.5, -2.0])
+    assert_array_equal(stats.normalize(two), [1.5, -2.0])
     for batch in batches:
         merged = over_devices(stats.merge, devices, jnp.float32(batch))
         for leaf in jax.tree.leaves(merged):
-            np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[0], leaf.shape))
+            assert_array_equal(leaf, np.broadcast_to(leaf[0], leaf.shape))
         stats = jax.tree.map(lambda x: x[0], merged)
     everything = np.concatenate(batches).reshape(-1, 2)
     assert stats.count == len(everything)
-    np.testing.assert_allclose(
-        [stats.mean, stats.std], [everything.mean(0), everything.std(0)], rtol=1e-5
-    )
+    wanted = [everything.mean(0), everything.std(0)]
+    assert_allclose([stats.mean, stats.std], wanted, rtol=1e-5)
     normal = stats.normalize(jnp.float32(everything))
-    np.testing.assert_allclose([normal.mean(0), normal.std(0)], [[0, 0], [1, 1]], atol=1e-4)
-    assert stats.normalize(jnp.full((2,), 1e6)).max() == 10
+    moments = [normal.mean(0), normal.std(0)]
+    assert_allclose(moments, [[0, 0], [1, 1]], atol=1e-4)
+    far = jnp.full((2,), 1e6)
+    assert stats.normalize(far).max() == 10
     valid = np.arange(24).reshape(8, 3) % 5 > 0
-    some = over_devices(running_stats((2,)).merge, devices, jnp.float32(batches[1]), valid)
+    some = over_devices(
+        running_stats((2,)).merge,
+        devices,
+        jnp.float32(batches[1]),
+        valid,
+    )
     some = jax.tree.map(lambda x: x[0], some)
     chosen = batches[1][valid]
     assert some.count == len(chosen)
-    np.testing.assert_allclose([some.mean, some.std], [chosen.mean(0), chosen.std(0)], rtol=1e-5)
+    wanted = [chosen.mean(0), chosen.std(0)]
+    assert_allclose([some.mean, some.std], wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("count", [2**24, 2**28, 2**32 - 1, 10**10])
 def test_running_statistics_count_single_samples_after_billions(count):
-    words = {"count": jnp.uint32(count % 2**32), "count_high": jnp.uint32(count // 2**32)}
-    stats = running_stats(()).replace(mean=jnp.float32(3), m2=jnp.float32(count), **words)
+    low = jnp.uint32(count % 2**32)
+    high = jnp.uint32(count // 2**32)
+    words = {"count": low, "count_high": high}
+    stats = running_stats(()).replace(
+        mean=jnp.float32(3),
+        m2=jnp.float32(count),
+        **words,
+    )
 
     def merge_a_thousand(stats):
+
+        def step(i, stats):
+            return stats.merge(3.0 + 2 * (i % 2) - jnp.ones(1))
+
         return jax.lax.fori_loop(
-            0, 1024, lambda i, stats: stats.merge(3.0 + 2 * (i % 2) - jnp.ones(1)), stats
+            0,
+            1024,
+            step,
+            stats,
         )
 
     alone = jax.tree.map(lambda x: x[None], stats)
-    after = over_devices(
-        lambda stats: merge_a_thousand(jax.tree.map(lambda x: x[0], stats)), 1, alone
-    )
-    after = jax.tree.map(lambda x: np.float64(x[0]), after)
+
+    def body(stats):
+        return merge_a_thousand(jax.tree.map(lambda x: x[0], stats))
+
+    after = over_devices(body, 1, alone)
+
+    def first(x):
+        return np.float64(x[0])
+
+    after = jax.tree.map(first, after)
     assert after.count + 2**32 * after.count_high == count + 1024
-    np.testing.assert_allclose(after.m2 + after.m2_rest - count, 1024, rtol=1e-3)
-    np.testing.assert_allclose(after.mean + after.mean_rest, 3, atol=1e-6)
+    assert_allclose(after.m2 + after.m2_rest - count, 1024, rtol=1e-3)
+    assert_allclose(after.mean + after.mean_rest, 3, atol=1e-6)
 
 
 def merged(stats, batch, valid):
     """The statistics after a batch on one device; compiled for all statistics, not for these as
     constants.
     """
-    alone = jax.tree.map(lambda x: x[None], (stats, batch))
-    after = over_devices(
-        lambda old, new: jax.tree.map(lambda x: x[0], old).merge(new[0], valid), 1, *alone
-    )
+
+    def leading(x):
+        return x[None]
+
+    alone = jax.tree.map(leading, (stats, batch))
+
+    def merge(old, new):
+        before = jax.tree.map(lambda x: x[0], old)
+        return before.merge(new[0], valid)
+
+    after = over_devices(merge, 1, *alone)
     return jax.tree.map(lambda x: x[0], after)
 
 
@@ -451,21 +575,27 @@ def merged(stats, batch, valid):
     ],
 )
 def test_running_statistics_are_right_far_from_zero(mean, std, kind, valid):
-    batches = np.random.default_rng(0).normal(mean, std, (3, 64, 1)).astype(kind)
+    rng = np.random.default_rng(0)
+    batches = rng.normal(mean, std, (3, 64, 1)).astype(kind)
     stats = running_stats((1,))
     for batch in batches:
         stats = merged(stats, batch, valid)
-    seen = batches[:, slice(None) if valid is None else valid].astype(float)
+    rows = slice(None) if valid is None else valid
+    seen = batches[:, rows].astype(float)
     normal = (batches[0] - seen.mean()) / seen.std()
-    np.testing.assert_allclose(stats.normalize(jnp.asarray(batches[0])), normal, atol=1e-3)
+    found = stats.normalize(jnp.asarray(batches[0]))
+    assert_allclose(found, normal, atol=1e-3)
     as_constants = jax.jit(stats.normalize)  # as in an exported policy
-    np.testing.assert_allclose(as_constants(jnp.asarray(batches[0])), normal, atol=1e-3)
+    constants = as_constants(jnp.asarray(batches[0]))
+    assert_allclose(constants, normal, atol=1e-3)
 
 
 def test_half_precision_and_bools_are_summed_in_single_precision():
-    for batch in (np.full((4096, 1), 60_000, np.float16), np.ones((4096, 1), bool)):
+    huge = np.full((4096, 1), 60_000, np.float16)
+    ones = np.ones((4096, 1), bool)
+    for batch in (huge, ones):
         stats = merged(running_stats((1,)), batch, np.ones(4096, bool))
-        np.testing.assert_allclose(stats.mean, batch[0].astype(float), rtol=1e-6)
+        assert_allclose(stats.mean, batch[0].astype(float), rtol=1e-6)
 
 
 def test_new_units_leave_predictions_as_they_are():
@@ -486,11 +616,11 @@ def test_new_units_leave_predictions_as_they_are():
         empty.replace(mean=jnp.float32(mean), m2=jnp.float32(9 * std**2)) for mean, std in pairs
     )
     rescaled = rescale_output(params, "value", old, new)
-    before, after = (
-        stats.denormalize(network.apply(p, x)) for stats, p in ((old, params), (new, rescaled))
-    )
-    np.testing.assert_allclose(before, after, rtol=1e-5)
-    assert abs(network.apply(params, x) - network.apply(rescaled, x)).min() > 0.1
+    both = ((old, params), (new, rescaled))
+    before, after = (stats.denormalize(network.apply(p, x)) for stats, p in both)
+    assert_allclose(before, after, rtol=1e-5)
+    apart = network.apply(params, x) - network.apply(rescaled, x)
+    assert abs(apart).min() > 0.1
     # A layer by another name would keep predicting in old units
     with pytest.raises(ValueError, match="head"):
         rescale_output(params, "head", old, new)
@@ -501,83 +631,110 @@ def test_new_units_leave_predictions_as_they_are():
 def test_batches_are_normalised_by_the_samples_of_all_devices_or_by_running_averages(
     renorm, warmup, devices
 ):
-    x = np.random.default_rng(0).normal(3, 2, (8, 3)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    x = rng.normal(3, 2, (8, 3)).astype(np.float32)
     average, variance = np.float32([[1, 2, -30], [4, 0.01, 3]])
-    start = {"averages": np.stack([average, variance]), "batches": np.float32(1)}
-    variables = (layer := BatchNorm(renorm, warmup=warmup)).init(jax.random.key(0), x) | {
-        "batch_stats": start
-    }
-    y, new = over_devices(
-        lambda x: layer.apply(variables, x, train=True, mutable="batch_stats"), devices, x
-    )
+    moments = np.stack([average, variance])
+    start = {"averages": moments, "batches": np.float32(1)}
+    layer = BatchNorm(renorm, warmup=warmup)
+    variables = layer.init(jax.random.key(0), x) | {"batch_stats": start}
+
+    def apply(x):
+        return layer.apply(variables, x, train=True, mutable="batch_stats")
+
+    y, new = over_devices(apply, devices, x)
     of_batch = np.sqrt(x.var(0) + 1e-3)
     usual = np.sqrt(variance + 1e-3)
     r = np.clip(of_batch / usual, 1 / 3, 3)
-    d = np.clip((x.mean(0) - average) / usual, -5, 5)
+    shift = (x.mean(0) - average) / usual
+    d = np.clip(shift, -5, 5)
     r, d = (r, d) if renorm and warmup == 1 else (1.0, 0.0)  # after one batch
-    np.testing.assert_allclose(np.reshape(y, (8, 3)), (x - x.mean(0)) / of_batch * r + d, atol=1e-4)
-    averages = 0.99 * start["averages"] + 0.01 * np.stack([x.mean(0), x.var(0)])
+    expected = (x - x.mean(0)) / of_batch * r + d
+    assert_allclose(np.reshape(y, (8, 3)), expected, atol=1e-4)
+    moments_of_batch = np.stack([x.mean(0), x.var(0)])
+    averages = 0.99 * start["averages"] + 0.01 * moments_of_batch
     for own in new["batch_stats"]["averages"]:
-        np.testing.assert_allclose(own, averages, rtol=1e-5)
-    np.testing.assert_allclose(layer.apply(variables, x), (x - average) / usual, rtol=1e-5)
+        assert_allclose(own, averages, rtol=1e-5)
+    expected = (x - average) / usual
+    assert_allclose(layer.apply(variables, x), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("mean", [3, 1e3, 1e4])
 def test_batches_far_from_zero_are_normalised(mean, devices):
-    x = np.random.default_rng(0).normal(mean, 1, (256, 3)).astype(np.float32)
-    variables = (layer := BatchNorm()).init(jax.random.key(0), x)
-    y, new = over_devices(
-        lambda x: layer.apply(variables, x, train=True, mutable="batch_stats"), devices, x
-    )
+    rng = np.random.default_rng(0)
+    x = rng.normal(mean, 1, (256, 3)).astype(np.float32)
+    layer = BatchNorm()
+    variables = layer.init(jax.random.key(0), x)
+
+    def apply(x):
+        return layer.apply(variables, x, train=True, mutable="batch_stats")
+
+    y, new = over_devices(apply, devices, x)
     exact = x.astype(float)
-    normal = (exact - exact.mean(0)) / np.sqrt(exact.var(0) + 1e-3)
-    np.testing.assert_allclose(np.reshape(y, (256, 3)), normal, atol=2e-2 if mean == 1e4 else 1e-3)
+    spread = np.sqrt(exact.var(0) + 1e-3)
+    normal = (exact - exact.mean(0)) / spread
+    tolerance = 2e-2 if mean == 1e4 else 1e-3
+    assert_allclose(np.reshape(y, (256, 3)), normal, atol=tolerance)
     variance = new["batch_stats"]["averages"][0, 1]
-    np.testing.assert_allclose(variance, 0.99 + 0.01 * exact.var(0), rtol=1e-4)
+    assert_allclose(variance, 0.99 + 0.01 * exact.var(0), rtol=1e-4)
 
 
 def test_gradients_go_through_the_mean_and_the_deviation_of_a_batch():
-    x, weight = np.random.default_rng(0).normal(3, 2, (2, 8, 3)).astype(np.float32)
-    variables = (layer := BatchNorm()).init(jax.random.key(0), x)
+    rng = np.random.default_rng(0)
+    x, weight = rng.normal(3, 2, (2, 8, 3)).astype(np.float32)
+    layer = BatchNorm()
+    variables = layer.init(jax.random.key(0), x)
 
     def total(x):
-        return jnp.sum(weight * layer.apply(variables, x, train=True, mutable="batch_stats")[0])
+        normalized = layer.apply(variables, x, train=True, mutable="batch_stats")[0]
+        return jnp.sum(weight * normalized)
 
     def wanted(x):
-        return jnp.sum(weight * (x - x.mean(0)) / jnp.sqrt(x.var(0) + layer.epsilon))
+        spread = jnp.sqrt(x.var(0) + layer.epsilon)
+        return jnp.sum(weight * (x - x.mean(0)) / spread)
 
     found = over_devices(jax.grad(total), 1, x)[0]
-    np.testing.assert_allclose(found, jax.grad(wanted)(x), atol=1e-4)
+    assert_allclose(found, jax.grad(wanted)(x), atol=1e-4)
 
 
 def test_a_distribution_of_returns_is_shared_by_neighbours_and_chosen_by_its_mean():
     rng = np.random.default_rng(0)
     # Two of 3 actions over -2, -1, ..., 2
-    q = ValueDistribution.of(rng.normal(size=(2, 6, 3, 5)).astype(np.float32), -2.0, 2.0)
+    logits_of_two = rng.normal(size=(2, 6, 3, 5)).astype(np.float32)
+    q = ValueDistribution.of(logits_of_two, -2.0, 2.0)
     least = q.smallest()
     probs = jax.nn.softmax(rng.normal(size=(6, 3)))
-    np.testing.assert_allclose(least.mean(), np.min(q.mean(), axis=0), rtol=1e-6)
+    expected = np.min(q.mean(), axis=0)
+    assert_allclose(least.mean(), expected, rtol=1e-6)
     value = least.expected(probs)
-    np.testing.assert_allclose(value.mean(), np.sum(probs * least.mean(), axis=-1), rtol=1e-5)
+    weighted = probs * least.mean()
+    assert_allclose(value.mean(), np.sum(weighted, axis=-1), rtol=1e-5)
     moved = value.replace(atoms=1.5 * value.atoms + 0.3)
     shared = np.zeros((6, 5))
     for row, atoms, weights in zip(
-        shared, np.clip(moved.atoms, -2, 2) + 2, jax.nn.softmax(moved.logits), strict=True
+        shared,
+        np.clip(moved.atoms, -2, 2) + 2,
+        jax.nn.softmax(moved.logits),
+        strict=True,
     ):
         for atom, weight in zip(atoms, weights, strict=True):
             row[math.floor(atom)] += weight * (1 - atom % 1)
             row[math.ceil(atom)] += weight * (atom % 1)
-    np.testing.assert_allclose(
-        project(jax.nn.softmax(moved.logits), moved.atoms, -2.0, 2.0), shared, atol=1e-6
-    )
-    taken = q.of_actions(jnp.array([0, 1, 2, 0, 1, 2]))
-    logs = jax.nn.log_softmax(q.logits)[:, np.arange(6), [0, 1, 2, 0, 1, 2]]
-    np.testing.assert_allclose(taken.error(moved), -np.sum(shared * logs, axis=-1), rtol=1e-5)
-    rare = ValueDistribution.of(jnp.array([[[0.0, -200.0, 0.0], [0.0, -150.0, 1.0]]]), -1.0, 1.0)
-    gradient = jax.grad(lambda logits: jnp.sum(rare.expected(jax.nn.softmax(logits)).mean()))(
-        jnp.zeros((1, 2))
-    )
-    assert np.isfinite(gradient).all() and np.any(gradient != 0), (
-        "what rounds to 0 has a gradient all the same"
-    )
+    found = project(jax.nn.softmax(moved.logits), moved.atoms, -2.0, 2.0)
+    assert_allclose(found, shared, atol=1e-6)
+    picks = [0, 1, 2, 0, 1, 2]
+    taken = q.of_actions(jnp.array(picks))
+    log_softmax = jax.nn.log_softmax(q.logits)
+    logs = log_softmax[:, np.arange(6), [0, 1, 2, 0, 1, 2]]
+    cross_entropy = -np.sum(shared * logs, axis=-1)
+    assert_allclose(taken.error(moved), cross_entropy, rtol=1e-5)
+    of_state = [[0.0, -200.0, 0.0], [0.0, -150.0, 1.0]]
+    rare = ValueDistribution.of(jnp.array([of_state]), -1.0, 1.0)
+
+    def mean(logits):
+        return jnp.sum(rare.expected(jax.nn.softmax(logits)).mean())
+
+    gradient = jax.grad(mean)(jnp.zeros((1, 2)))
+    finite = np.isfinite(gradient)
+    assert finite.all() and np.any(gradient != 0), "what rounds to 0 has a gradient all the same"

@@ -16,7 +16,11 @@ from pmaprl.cli.errors import UsageError
 from pmaprl.device import meeting
 from pmaprl.device.meeting import Meeting, meet
 
-RUN = {"--run-dir": "/runs/a", "--seed": 0, "--hidden-sizes": (64, 64)}
+RUN = {
+    "--run-dir": "/runs/a",
+    "--seed": 0,
+    "--hidden-sizes": (64, 64),
+}
 SOON = 30.0  # seconds in which a busy machine has done what takes none
 
 
@@ -394,7 +398,8 @@ def test_a_long_value_differs_though_it_begins_alike():
     assert long != other
     assert len(long) <= meeting.LONGEST_TEXT
     assert meeting.shown((1, 2)) == meeting.shown([1, 2])
-    assert meeting.shown("\x1b\x7fä").isprintable() and meeting.shown("ä").isascii()
+    assert meeting.shown("\x1b\x7fä").isprintable()
+    assert meeting.shown("ä").isascii()
 
 
 def test_a_guard_warns_of_many_strangers_a_few_times(opened, capsys):

@@ -11,6 +11,7 @@ import numpy as np
 import ppo_rnn_pmap as ppo_rnn
 import pytest
 from helpers import calls_of_gae, make_env, run_updates, small_rnn_args
+from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.nets.recurrent import CELLS, Recurrent, initial_memory
 from pmaprl.policy import load_policy
@@ -26,9 +27,8 @@ SIZE = 5
 def random_sequence(seed=0):
     """Inputs [T, N, F], and episodes that begin at random steps, some at the first."""
     rng = np.random.default_rng(seed)
-    return rng.normal(size=(STEPS, ENVS, FEATURES)).astype(np.float32), rng.random(
-        (STEPS, ENVS)
-    ) < 0.3
+    inputs = rng.normal(size=(STEPS, ENVS, FEATURES)).astype(np.float32)
+    return inputs, rng.random((STEPS, ENVS)) < 0.3
 
 
 @functools.cache
@@ -37,9 +37,14 @@ def network(kind, layers=2):
     of ones.
     """
     module = Recurrent(kind, SIZE, span=9)
-    memory = jax.tree.map(lambda x: x + 1, initial_memory(kind, SIZE, layers, ENVS))
+    zeros = initial_memory(kind, SIZE, layers, ENVS)
+    memory = jax.tree.map(lambda x: x + 1, zeros)
     params = module.init(jax.random.key(0), *random_sequence(), memory)
-    params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), params)
+
+    def disturbed(x):
+        return x + 0.1 * jax.random.normal(jax.random.key(1), x.shape)
+
+    params = jax.tree.map(disturbed, params)
     return functools.partial(module.apply, params), memory
 
 
@@ -52,7 +57,9 @@ def library_cell(kind, params, layer):
     arrays = (inputs["kernel"], inputs["bias"], recurrent, of_recurrent)
     theirs = {}
     for gate, *parts in zip(
-        names, *(np.split(x, len(names), axis=-1) for x in arrays), strict=True
+        names,
+        *(np.split(x, len(names), axis=-1) for x in arrays),
+        strict=True,
     ):
         kernel, bias, recurrent, recurrent_bias = parts
         theirs[f"i{gate}"] = {"kernel": kernel}
@@ -62,7 +69,8 @@ def library_cell(kind, params, layer):
             theirs["hn"]["bias"] = recurrent_bias
         else:
             theirs[("i" if kind == "gru" else "h") + gate]["bias"] = bias + recurrent_bias
-    return {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}[kind](SIZE), {"params": theirs}
+    cell = {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}[kind](SIZE)
+    return cell, {"params": theirs}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,10 +85,14 @@ def test_x7_a_sequence_equals_a_loop_of_flax_s_cells_that_begin_anew_with_each_e
     for step in range(STEPS):
         y = x[step]
         for layer, (cell, params) in enumerate(cells):
-            carry = jax.tree.map(lambda m: np.where(first[step][:, None], 0, m), carries[layer])
+
+            def begun(m):
+                return np.where(first[step][:, None], 0, m)
+
+            carry = jax.tree.map(begun, carries[layer])
             carries[layer], y = cell.apply(params, carry, y)
-        np.testing.assert_allclose(outputs[step], y, atol=1e-6)
-    np.testing.assert_array_equal(left[-1][0], outputs)
+        assert_allclose(outputs[step], y, atol=1e-6)
+    assert_array_equal(left[-1][0], outputs)
 
 
 @pytest.mark.parametrize(("span", "low", "high"), [(0, 2, 2), (300, 2, 300)])
@@ -92,21 +104,25 @@ def test_cells_of_a_new_network_remember_for_times_up_to_their_span(kind, span, 
     size = 200
     module = Recurrent(kind, size, span)
     memory = initial_memory(kind, size, 1, ENVS)
-    inputs = np.zeros((1, ENVS, FEATURES), np.float32), np.zeros((1, ENVS), bool)
+    obs = np.zeros((1, ENVS, FEATURES), np.float32)
+    inputs = obs, np.zeros((1, ENVS), bool)
     params = module.init(jax.random.key(0), *inputs, memory)["params"]
     params["recurrent_0"] *= 0.0
-    _, after = module.apply({"params": params}, *inputs, jax.tree.map(lambda x: x + 1, memory))
+    ones = jax.tree.map(lambda x: x + 1, memory)
+    _, after = module.apply({"params": params}, *inputs, ones)
     # An LSTM's second array is the one that lasts
-    times = 1 / (1 - np.asarray(after[0][-1][0, 0], np.float64))
-    assert low - 1e-3 < times.min() and times.max() < high + 0.1
-    assert (
-        np.ptp(times) > 0.9 * (high - low) - 1e-3
-        and abs(times.mean() - (low + high) / 2) < 0.1 * high
-    )
+    kept = np.asarray(after[0][-1][0, 0], np.float64)
+    times = 1 / (1 - kept)
+    assert low - 1e-3 < times.min()
+    assert times.max() < high + 0.1
+    assert np.ptp(times) > 0.9 * (high - low) - 1e-3
+    assert abs(times.mean() - (low + high) / 2) < 0.1 * high
     # All of it is new
-    params["input_0"]["bias"] = params["input_0"]["bias"].at[2 * size : 3 * size].set(100.0)
+    bias = params["input_0"]["bias"]
+    params["input_0"]["bias"] = bias.at[2 * size : 3 * size].set(100.0)
     _, filled = module.apply({"params": params}, *inputs, memory)
-    np.testing.assert_allclose(1 / np.asarray(filled[0][-1][0, 0]), times, rtol=1e-3)
+    kept = np.asarray(filled[0][-1][0, 0])
+    assert_allclose(1 / kept, times, rtol=1e-3)
 
 
 @BY_KIND
@@ -119,11 +135,14 @@ def test_x7_no_gradient_crosses_the_beginning_of_an_episode(kind):
         return jnp.sum(apply(x, first, memory)[0][step])
 
     for step in range(STEPS):
-        to_inputs, to_memory = jax.grad(outputs_of, (1, 2))(step, x, memory)
+        gradients = jax.grad(outputs_of, (1, 2))
+        to_inputs, to_memory = gradients(step, x, memory)
         episode = np.cumsum(first, axis=0)
-        reached = (episode == episode[step]) & (np.arange(STEPS)[:, None] <= step)
-        np.testing.assert_array_equal(np.any(to_inputs != 0, axis=-1), reached)
-        np.testing.assert_array_equal(np.any(to_memory[0][0] != 0, axis=-1), episode[step] == 0)
+        is_before = np.arange(STEPS)[:, None] <= step
+        reached = (episode == episode[step]) & is_before
+        assert_array_equal(np.any(to_inputs != 0, axis=-1), reached)
+        arrives = np.any(to_memory[0][0] != 0, axis=-1)
+        assert_array_equal(arrives, episode[step] == 0)
 
 
 VARIANTS = {
@@ -146,16 +165,17 @@ def test_on_an_accelerator_gradients_are_the_same(kind, monkeypatch):
     x, first = random_sequence()
 
     def loss(params, x, memory):
-        return jnp.sum(jnp.sin(apply.func(params, x, first, memory)[0]))
+        outputs = apply.func(params, x, first, memory)[0]
+        return jnp.sum(jnp.sin(outputs))
 
     def gradients():
-        return jax.grad(loss, argnums=(0, 1, 2))(*apply.args, x, memory)
+        gradient = jax.grad(loss, argnums=(0, 1, 2))
+        return gradient(*apply.args, x, memory)
 
     plain = gradients()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), gradients(), plain
-    )
+    close = functools.partial(assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, gradients(), plain)
 
 
 LATER = ("segments", "Hybrid"), ("shared", "Endings"), ("half precision", "Endings")
@@ -167,7 +187,12 @@ LATER = ("segments", "Hybrid"), ("shared", "Endings"), ("half precision", "Endin
 )
 def test_x7_learning_begins_with_the_probabilities_of_acting(case, env):
     """Episodes of 3, 4 and 5 steps end at every position of rollouts and segments."""
-    _, metrics = run_updates(small_rnn_args(**ONE_STEP | VARIANTS[case]), make_env(env), 1, 6)
+    _, metrics = run_updates(
+        small_rnn_args(**ONE_STEP | VARIANTS[case]),
+        make_env(env),
+        1,
+        6,
+    )
     assert metrics["policy/log_ratio_max"] < 1e-5
     assert metrics["grad/norm"] > 1e-3
 
@@ -184,23 +209,26 @@ class CountingCritic(nn.Module):
             return count, count
 
         _, counts = jax.lax.scan(step, memory[0][0][:, 0], inputs.first)
-        return 100 * inputs.obs[..., 0] + counts, (
-            (jnp.broadcast_to(counts[..., None], (*counts.shape, SIZE)),),
-        )
+        counted = jnp.broadcast_to(counts[..., None], (*counts.shape, SIZE))
+        return 100 * inputs.obs[..., 0] + counts, ((counted,),)
 
 
 @pytest.mark.parametrize("num_seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_x6_bootstrap_with_the_memory_from_before_the_reset(monkeypatch, num_seeds):
     args = small_rnn_args(num_seeds=num_seeds, rnn_size=SIZE)
     for _, value, next_value, terminated, truncated in calls_of_gae(
-        monkeypatch, args, CountingCritic, 3
+        monkeypatch,
+        args,
+        CountingCritic,
+        3,
     ):
         assert (truncated & ~terminated).sum() > 5
-        assert set(np.unique(value % 100)) == {0, 1, 2, 3, 4}
+        rests = set(np.unique(value % 100))
+        assert rests == {0, 1, 2, 3, 4}
         # the same episode, remembered for one step more
-        np.testing.assert_array_equal(next_value[~terminated], value[~terminated] + 1)
+        assert_array_equal(next_value[~terminated], value[~terminated] + 1)
         over = (terminated | truncated)[:-1]
-        np.testing.assert_array_equal(value[1:][over] % 100, 0)
+        assert_array_equal(value[1:][over] % 100, 0)
 
 
 @pytest.mark.slow
@@ -211,20 +239,19 @@ def test_what_is_left_of_an_environment_without_velocities():
         whole, part = (
             env.step(key, env.reset(key)[1], jnp.ones(env.action_space.shape, int)) for env in envs
         )
-        assert (part.obs.tolist(), part.reward) == (
-            whole.obs[jnp.array(seen)].tolist(),
-            whole.reward,
-        )
+        assert part.obs.tolist() == whole.obs[jnp.array(seen)].tolist()
+        assert part.reward == whole.reward
 
 
 def test_the_beginning_of_an_episode_empties_the_memory_of_a_policy(trained):
     policy = load_policy(trained("memory")[0])
     first = np.array([True, False, True])
-    obs = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(3, 2)).astype(np.float32)
     empty = policy.initial_memory(3)
-    both = (
-        policy(obs, x, first, reward=np.ones(3))[1]
-        for x in (empty, jax.tree.map(lambda x: x + 1, empty))
-    )
-    for one, other in zip(*(jax.tree.leaves(memory.actor) for memory in both), strict=True):
-        assert np.any(one != other, axis=1).tolist() == [False, True, False]
+    ones = jax.tree.map(lambda x: x + 1, empty)
+    both = (policy(obs, x, first, reward=np.ones(3))[1] for x in (empty, ones))
+    leaves = (jax.tree.leaves(memory.actor) for memory in both)
+    for one, other in zip(*leaves, strict=True):
+        differs = np.any(one != other, axis=1)
+        assert differs.tolist() == [False, True, False]

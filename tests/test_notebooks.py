@@ -79,7 +79,7 @@ RUN_FILES = ROOT / "docs" / "runs.md"  # has a table of what is in a run directo
 
 
 def missing_in(text: str, code: str) -> list[str]:
-    """What a notebook's text names and there is not, which has this `code`.
+    """Find what a notebook's text names and there is not, which has this `code`.
 
     That is: files, headings of pages, flags, modules, sections of the notebook, and names in
     backticks.
@@ -151,7 +151,8 @@ def _is_module(name: str) -> bool:
     *parents, last = name.split(".")
     places = {("pmaprl", "algos"): ROOT / "algos"}
     folder = places.get(
-        tuple(parents), (ROOT / "common" if parents[0] == "pmaprl" else ROOT).joinpath(*parents)
+        tuple(parents),
+        (ROOT / "common" if parents[0] == "pmaprl" else ROOT).joinpath(*parents),
     )
     owner = folder.with_suffix(".py")
     return (folder / f"{last}.py").exists() or (owner.exists() and last in owner.read_text())
@@ -163,7 +164,8 @@ def _missing_names(text: str, code: str) -> list[str]:
     """
     known = code + "".join(path.read_text() for path in SOURCES)
     names = re.findall(
-        r"`([A-Za-z_][\w./]*)`", re.sub(r"`[\w./-]+\.(?:py|md|ipynb|jsonl?|png|gif)`", "", text)
+        r"`([A-Za-z_][\w./]*)`",
+        re.sub(r"`[\w./-]+\.(?:py|md|ipynb|jsonl?|png|gif)`", "", text),
     )
     return [
         name for name in names if not re.search(rf"\b{re.escape(name.split('.')[-1])}\b", known)
@@ -226,7 +228,7 @@ def test_runs(name, tmp_path, monkeypatch):
 
 
 class Colab:
-    """What the first cell needs of IPython on Colab, and which commands it has run."""
+    """The part of IPython that the first cell needs on Colab, and the commands that it has run."""
 
     def __init__(self, names: dict[str, Any]):
         self.names = names

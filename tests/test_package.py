@@ -25,7 +25,10 @@ OWN_FLAG = '    own_flag: Count = 3\n    """A flag of the fork."""\n'
 def run(*words, cwd, **variables):
     """Output of a command that has to succeed."""
     done = subprocess.run(
-        [str(word) for word in words], cwd=cwd, env=environment(**variables), capture_output=True
+        [str(word) for word in words],
+        cwd=cwd,
+        env=environment(**variables),
+        capture_output=True,
     )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
@@ -90,7 +93,9 @@ def python(tmp_path_factory):
     source = folder / "source"  # a build leaves files beside what it reads
     for name in ("common", "algos"):
         shutil.copytree(
-            ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+            ROOT / name,
+            source / name,
+            ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
         )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -105,13 +110,18 @@ def python(tmp_path_factory):
         folder,
         source,
     ]
-    subprocess.run([str(word) for word in words], check=True, capture_output=True)
+    subprocess.run(
+        [str(word) for word in words],
+        check=True,
+        capture_output=True,
+    )
     (wheel,) = folder.glob("pmaprl-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"pmaprl"}
     subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True
+        [sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")],
+        check=True,
     )
     (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
     with zipfile.ZipFile(wheel) as archive:
@@ -175,11 +185,18 @@ def test_an_algorithm_runs_through_a_link_in_any_folder(tmp_path):
     words = ["--env", "CartPole-v1", *SMALL, "--total-timesteps", STEPS, "--run-dir", "run"]
     run(sys.executable, "linked.py", *words, cwd=tmp_path)
     assert "return" in run(
-        sys.executable, "-m", "pmaprl.play", "run", "--episodes", 2, cwd=tmp_path
+        sys.executable,
+        "-m",
+        "pmaprl.play",
+        "run",
+        "--episodes",
+        2,
+        cwd=tmp_path,
     )
 
 
 def test_the_kit_is_found_without_a_path(tmp_path):
     code = "import pmaprl.algos.ppo_pmap as ppo; print(ppo.__file__)"
     told = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH="")
-    assert Path(told.strip()).name == "ppo_pmap.py" and os.path.isabs(told.strip())
+    assert Path(told.strip()).name == "ppo_pmap.py"
+    assert os.path.isabs(told.strip())

@@ -31,7 +31,12 @@ RULES = Rules(
     WINDOW,
     {"learning_rate": "factor", "gamma": "complement", "adam_b2": "complement", "tau": "share"},
 )
-GIVEN = {"learning_rate": 1e-3, "gamma": 0.99, "adam_b2": 0.999, "tau": 0.9}
+GIVEN = {
+    "learning_rate": 1e-3,
+    "gamma": 0.99,
+    "adam_b2": 0.999,
+    "tau": 0.9,
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,10 +59,12 @@ class Actors(struct.PyTreeNode):
 
 def population(returns, seed=0) -> tuple[Learner, RunState]:
     size = len(returns)
-    ret = jnp.broadcast_to(jnp.array(returns, jnp.float32)[:, None], (size, WINDOW))
+    column = jnp.array(returns, jnp.float32)[:, None]
+    ret = jnp.broadcast_to(column, (size, WINDOW))
     own = jnp.arange(size, dtype=jnp.float32)
+    keys = jax.random.split(jax.random.key(seed), size)
     run = RunState(
-        key=jax.random.split(jax.random.key(seed), size),
+        key=keys,
         updates=jnp.full(size, 7),
         member_values={
             name: jnp.full(size, value) * (1 - own / (10 * size)) for name, value in GIVEN.items()
@@ -73,13 +80,15 @@ def exchanged(learner, run, given=GIVEN, **rules):
 
 
 def breaking(learner, broken):
-    return learner.replace(params=learner.params.at[jnp.array(broken, int), 1].set(jnp.nan))
+    rows = jnp.array(broken, int)
+    return learner.replace(params=learner.params.at[rows, 1].set(jnp.nan))
 
 
 def taken(returns, broken=(), **rules) -> list[int]:
-    """Whose weights each has after an exchange; those of some are broken before."""
+    """Find whose weights each has after an exchange; those of some are broken before."""
     learner, run = population(returns)
-    return exchanged(breaking(learner, broken), run, fraction=0.25, **rules)[2][SOURCE].tolist()
+    record = exchanged(breaking(learner, broken), run, fraction=0.25, **rules)[2]
+    return record[SOURCE].tolist()
 
 
 RETURNS = [5.0, 90, 10, 80, 20, 70, 30, 60, 40, 50]  # the best are 1, 3 and 5; the worst 0, 2 and 4
@@ -88,15 +97,21 @@ RETURNS = [5.0, 90, 10, 80, 20, 70, 30, 60, 40, 50]  # the best are 1, 3 and 5; 
 def test_the_worst_take_over_the_best():
     learner, before = population(RETURNS)
     learned, after, record = exchanged(
-        learner, before, {"learning_rate": 1e-3}, mutation_rate=1.0, reset_rate=0.0
+        learner,
+        before,
+        {"learning_rate": 1e-3},
+        mutation_rate=1.0,
+        reset_rate=0.0,
     )
     source = record[SOURCE].tolist()
     assert source[0] == 0, "the control"
     assert {source[2], source[4]} <= {1, 3, 5}
-    assert [source[place] for place in (1, 3, 5, 6, 7, 8, 9)] == [1, 3, 5, 6, 7, 8, 9]
+    others = [source[place] for place in (1, 3, 5, 6, 7, 8, 9)]
+    assert others == [1, 3, 5, 6, 7, 8, 9]
     assert (learned.params == learner.params[record[SOURCE]]).all()
     assert (learned.opt_state == learner.opt_state[record[SOURCE]]).all()
-    assert (after.member_values["gamma"] == before.member_values["gamma"][record[SOURCE]]).all(), (
+    of_sources = before.member_values["gamma"][record[SOURCE]]
+    assert (after.member_values["gamma"] == of_sources).all(), (
         "what does not evolve comes with them"
     )
     assert (
@@ -111,16 +126,24 @@ def test_the_worst_take_over_the_best():
 
 
 def test_running_episodes_of_one_that_took_over_do_not_count():
-    args = small_args(population=SIZE, pbt=True, pbt_interval=128, pbt_evolve=("gamma",))
+    args = small_args(
+        population=SIZE,
+        pbt=True,
+        pbt_interval=128,
+        pbt_evolve=("gamma",),
+    )
     running = Episodes(jnp.full((SIZE, 2), 3.0), jnp.full((SIZE, 2), 5.0))
     learner, run = population(RETURNS)
     state = TrainState(learner, Actors(running), run)
-    after, metrics = jax.jit(lambda *now: evolve(args, *now))(jnp.int32(6), state)
+
+    def evolve_at(*now):
+        return evolve(args, *now)
+
+    after, metrics = jax.jit(evolve_at)(jnp.int32(6), state)
     taken = metrics["pbt/source"] != jnp.arange(SIZE)
-    assert (
-        taken.any()
-        and jnp.isneginf(after.actors.tracker.length).all(axis=1).tolist() == taken.tolist()
-    )
+    assert taken.any()
+    is_emptied = jnp.isneginf(after.actors.tracker.length)
+    assert is_emptied.all(axis=1).tolist() == taken.tolist()
     assert (after.actors.tracker.length[~taken] == 5).all()
     calm, _ = jax.jit(lambda *now: evolve(args, *now))(jnp.int32(7), state)
     assert (calm.actors.tracker.length == 5).all(), "no exchange was due"
@@ -128,11 +151,12 @@ def test_running_episodes_of_one_that_took_over_do_not_count():
 
 def test_the_objective_is_of_the_newest_episodes():
     learner, before = population([10.0, 20, 30, 40])
-    ret = before.recent.ret.at[0, :3].set(100).at[1, 3].set(500)  # the newest come first
-    before = before.replace(
-        recent=before.recent.replace(ret=ret, count=jnp.array([WINDOW, WINDOW, 2, 0]))
-    )
-    assert objective_of(learner, before, 3).tolist() == [100, 20, 30, -np.inf]
+    hundreds = before.recent.ret.at[0, :3].set(100)
+    ret = hundreds.at[1, 3].set(500)  # the newest come first
+    recent = before.recent.replace(ret=ret, count=jnp.array([WINDOW, WINDOW, 2, 0]))
+    before = before.replace(recent=recent)
+    objectives = objective_of(learner, before, 3)
+    assert objectives.tolist() == [100, 20, 30, -np.inf]
 
 
 @pytest.mark.parametrize(
@@ -141,24 +165,27 @@ def test_the_objective_is_of_the_newest_episodes():
     + [(-100.0, -105.0, {}, False), (-100.0, -120.0, {}, True)],
 )
 def test_only_a_clearly_better_one_is_taken_also_of_costs(best, worst, rules, takes):
-    assert (taken([best, best, best, worst], **rules)[3] != 3) == takes
+    sources = taken([best, best, best, worst], **rules)
+    assert (sources[3] != 3) == takes
 
 
 def test_whoever_is_broken_takes_over_one_who_is_not_and_is_nobodys_source():
-    assert taken([90.0, 10, 20, 30], broken=[0], gap=10.0) == [0, 1, 2, 3], (
-        "the control stays as it is"
-    )
-    assert taken([10.0, 90, 20, 30], broken=[1], gap=10.0) == [0, 3, 2, 3], "whatever the gap is"
+    sources = taken([90.0, 10, 20, 30], broken=[0], gap=10.0)
+    assert sources == [0, 1, 2, 3], "the control stays as it is"
+    sources = taken([10.0, 90, 20, 30], broken=[1], gap=10.0)
+    assert sources == [0, 3, 2, 3], "whatever the gap is"
     learner, before = population([10.0, 20, 30, 40, 50, 60])
     learned, after, record = exchanged(
-        breaking(learner, [2, 3, 4, 5]), before, mutation_rate=1.0, reset_rate=0.0
+        breaking(learner, [2, 3, 4, 5]),
+        before,
+        mutation_rate=1.0,
+        reset_rate=0.0,
     )
     first, *others = record[SOURCE][1:].tolist()
-    assert (
-        (record[SOURCE][0], first) == (0, 1)
-        and set(others) <= {0, 1}
-        and jnp.isfinite(learned.params).all()
-    )
+    assert record[SOURCE][0] == 0
+    assert first == 1
+    assert set(others) <= {0, 1}
+    assert jnp.isfinite(learned.params).all()
     assert (
         after.member_values["learning_rate"]
         != before.member_values["learning_rate"][record[SOURCE]]
@@ -167,13 +194,20 @@ def test_whoever_is_broken_takes_over_one_who_is_not_and_is_nobodys_source():
 
 def test_all_but_the_best_and_the_control_change():
     learner, before = population(RETURNS)
-    _, after, record = exchanged(learner, before, mutation_rate=1.0, reset_rate=0.0, gap=10.0)
+    _, after, record = exchanged(
+        learner,
+        before,
+        mutation_rate=1.0,
+        reset_rate=0.0,
+        gap=10.0,
+    )
     assert record[SOURCE].tolist() == list(range(SIZE))
     fixed = [0, 1, 3, 5]
     others = [2, 4, 6, 7, 8, 9]
     for name, values in after.member_values.items():
         ratio = np.array(values / before.member_values[name])
-        assert (ratio[fixed] == 1).all() and (ratio[others] != 1).all()
+        assert (ratio[fixed] == 1).all()
+        assert (ratio[others] != 1).all()
     for name, origin, low, high in (
         ("learning_rate", 0, 1.1, 1.5),
         ("gamma", 1, 1.01, 1.2),
@@ -183,7 +217,8 @@ def test_all_but_the_best_and_the_control_change():
             jnp.array(others)
         ]
         change = np.maximum(ratio, 1 / ratio)
-        assert (change > low - 1e-3).all() and (change < high + 1e-3).all()
+        assert (change > low - 1e-3).all()
+        assert (change < high + 1e-3).all()
     assert (after.member_values["tau"] <= 1).all(), "a share"
 
 
@@ -201,18 +236,22 @@ def test_all_but_the_best_and_the_control_change():
 )
 def test_first_changes_are_as_those_of_exchanges(name, value, factor, wanted):
     """No flag leaves what it may be."""
-    rules = RULES._replace(limits=small_sac_args(population=2, pbt=True).rules.limits)
-    assert rules.moved(name, value, factor) == pytest.approx(wanted, rel=1e-7, abs=1e-9)
-    assert rules.moved(name, jnp.array([value]), factor, jnp.clip) == pytest.approx(
-        wanted, rel=1e-6, abs=1e-7
+    args = small_sac_args(population=2, pbt=True)
+    rules = RULES._replace(limits=args.rules.limits)
+    moved = rules.moved(name, value, factor)
+    assert moved == pytest.approx(wanted, rel=1e-7, abs=1e-9)
+    moved = rules.moved(name, jnp.array([value]), factor, jnp.clip)
+    assert moved == pytest.approx(
+        wanted,
+        rel=1e-6,
+        abs=1e-7,
     )
 
 
 def test_members_may_aim_at_the_entropy_of_the_uniform_policy_at_most():
     for env, low, high in (("CartPole-v1", -np.inf, 1.0), ("Pendulum-v1", -np.log(2), np.inf)):
-        limits = sac.make_algorithm(small_sac_args(env=env), make(env).spec).limits[
-            "target_entropy_scale"
-        ]
+        algorithm = sac.make_algorithm(small_sac_args(env=env), make(env).spec)
+        limits = algorithm.limits["target_entropy_scale"]
         assert limits == pytest.approx((low, high))
 
 
@@ -221,7 +260,8 @@ def test_the_entropy_that_members_aim_at_is_one_that_policies_have(tmp_path, mon
     """From the start, with a recipe's default or one near the limit, whatever is changed."""
     plain = PbtArgs.rules.fget
     often = {"mutation_rate": 1.0, "reset_rate": 0.0, "gap": 0.0}
-    monkeypatch.setattr(PbtArgs, "rules", property(lambda args: plain(args)._replace(**often)))
+    changed = property(lambda args: plain(args)._replace(**often))
+    monkeypatch.setattr(PbtArgs, "rules", changed)
     flags = {
         "population": 8,
         "pbt": True,
@@ -234,13 +274,18 @@ def test_the_entropy_that_members_aim_at_is_one_that_policies_have(tmp_path, mon
         "total_timesteps": 40 * 16,
         "log_interval": 16,
     }
-    args = small_sac_args(**flags, hidden_sizes=(4,), run_dir=str(tmp_path))
+    args = small_sac_args(
+        **flags,
+        hidden_sizes=(4,),
+        run_dir=str(tmp_path),
+    )
     assert max(args.members.member_values["target_entropy_scale"]) > 1, "or this shows nothing"
     sac.train(args)
     scales = np.array(
         [row["hyper/target_entropy_scale"] for row in metric_rows(tmp_path) if "pbt/source" in row]
     )
-    assert len(set(scales.ravel())) > 20 and scales.max() == 1.0
+    assert len(set(scales.ravel())) > 20
+    assert scales.max() == 1.0
 
 
 def test_changes_are_as_frequent_as_asked_and_go_both_ways():
@@ -254,12 +299,19 @@ def test_changes_are_as_frequent_as_asked_and_go_both_ways():
 
 def test_descent_goes_back_through_all_exchanges():
     # 2 took over 1, then 1 took over 2, then 1 took over 0
-    sources = np.array([[0, 1, 1], [0, 2, 2], [0, 0, 2]])
-    assert [lineage(sources, member).tolist() for member in (1, 2)] == [[0, 0, 0, 1], [1, 2, 2, 2]]
+    table = [[0, 1, 1], [0, 2, 2], [0, 0, 2]]
+    sources = np.array(table)
+    lines = [lineage(sources, member).tolist() for member in (1, 2)]
+    assert lines == [[0, 0, 0, 1], [1, 2, 2, 2]]
 
 
 def test_members_begin_changed_but_for_the_control():
-    sweep = {"population": 5, "pbt": True, "sweep": ("learning_rate=log:1e-5:1e-1",), "seed": 3}
+    sweep = {
+        "population": 5,
+        "pbt": True,
+        "sweep": ("learning_rate=log:1e-5:1e-1",),
+        "seed": 3,
+    }
     for more, evolving in (
         ({}, {"learning_rate": 1e-3}),
         ({"pbt_evolve": ("ent-coef",)}, {"ent_coef": 0.01}),
@@ -272,7 +324,8 @@ def test_members_begin_changed_but_for_the_control():
     names = "gamma gae_lambda adam_b1 adam_b2 learning_rate max_grad_norm clip_eps vf_coef ent_coef"
     assert set(member_values) == set(names.split())
     assert all(len(set(values)) == 5 and min(values) > 0 for values in member_values.values())
-    assert max(member_values["gamma"]) < 1 and member_values["gamma"][0] == 0.99
+    assert max(member_values["gamma"]) < 1
+    assert member_values["gamma"][0] == 0.99
     assert not {"tau", "alpha"} & set(
         small_sac_args(recipe="crossq", population=5, pbt=True).evolving
     )
@@ -286,12 +339,18 @@ TINY = {
     "hidden_sizes": (4,),
 }
 TINY |= {"env": "CartPole-v1", "total_timesteps": 12 * 32, "log_interval": 32, "eval_episodes": 8}
-PBT = {"population": 4, "pbt": True, "pbt_interval": 64, "normalize_obs": True}
+PBT = {
+    "population": 4,
+    "pbt": True,
+    "pbt_interval": 64,
+    "normalize_obs": True,
+}
 PBT |= {"sweep": ("learning_rate=log:1e-3:1e-1",)}
 
 
 def train(folder, **flags):
-    return ppo.train(small_args(**TINY | PBT | {"run_dir": str(folder)} | flags))
+    args = small_args(**TINY | PBT | {"run_dir": str(folder)} | flags)
+    return ppo.train(args)
 
 
 def exchanges(folder):
@@ -313,14 +372,13 @@ def finished(tmp_path_factory):
 def test_exchanges_are_rows_of_the_metrics(finished):
     _, folder = finished
     found = exchanges(folder)
-    assert (
-        found
-        and {step % 64 for step, _ in found} == {0}
-        and 0 not in {member for _, member in found}
-    )
+    assert found
+    assert {step % 64 for step, _ in found} == {0}
+    assert 0 not in {member for _, member in found}
     rates = {row["env_steps"]: row["hyper/learning_rate"] for row in metric_rows(folder)}
     changed = {step for step in rates if step > 32 and rates[step] != rates[step - 32]}
-    assert changed and {step % 64 for step in changed} == {0}
+    assert changed
+    assert {step % 64 for step in changed} == {0}
     assert (folder / "population.png").stat().st_size > 5_000
 
 
@@ -336,15 +394,21 @@ def test_members_of_different_devices_exchange_as_on_one_and_resume_exactly(
     updates = compiled_updates(monkeypatch)
     whole = train(tmp_path / "whole", **flags)
     assert not collectives_beside_each_other(updates[0])
-    part = train(tmp_path / "part", checkpoint_interval=32, stop_after=160, **flags)
+    part = train(
+        tmp_path / "part",
+        checkpoint_interval=32,
+        stop_after=160,
+        **flags,
+    )
     shutil.copytree(part.run_dir, tmp_path / "alone")
-    assert ppo.train(ppo.Args.from_run(part.run_dir)).state_sha256 == whole.state_sha256
-    alone = ppo.train(ppo.Args.from_run(tmp_path / "alone", sharding="pmap", num_devices=1))
+    rest = ppo.train(ppo.Args.from_run(part.run_dir))
+    assert rest.state_sha256 == whole.state_sha256
+    args = ppo.Args.from_run(tmp_path / "alone", sharding="pmap", num_devices=1)
+    alone = ppo.train(args)
     assert relative_difference(result.params, whole.params) < 1e-4
     assert relative_difference(result.params, alone.params) < 1e-4
     assert exchanges(folder) == exchanges(tmp_path / "whole") == exchanges(tmp_path / "part")
     assert exchanges(folder) == exchanges(tmp_path / "alone")
-    crossing = [
-        member for (_, member), source in exchanges(folder).items() if source // 2 != member // 2
-    ]
+    all_exchanges = exchanges(folder).items()
+    crossing = [member for (_, member), source in all_exchanges if source // 2 != member // 2]
     assert crossing, "none came from the other device"

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from cli_helpers import ROOT
 from helpers import over_devices
+from numpy.testing import assert_allclose, assert_array_equal
 
 import benchmarks.peers.__main__ as peers
 from benchmarks.peers.starts import STATES, states_of
@@ -61,21 +62,20 @@ def test_a_peer_fills_the_same_kind_of_file(args, tmp_path):
     peers.train(args)
     (path,) = (tmp_path / "results").glob("*/sb3_ppo/CartPole-v1.json")
     record = json.loads(path.read_text())
-    assert (record["seeds"], record["devices"], record["flags"]["eval_seed"]) == (
-        [100, 101],
-        ["cpu:0"],
-        SEED,
-    )
-    assert {"python", "numpy"} <= record["versions"].keys() and record["flags"]["flags"][
-        "n_steps"
-    ] == 32
-    assert (record["env_steps"], record["returns"][-1]) == (list(range(5, 101, 5)), [200, 201])
+    assert record["seeds"] == [100, 101]
+    assert record["devices"] == ["cpu:0"]
+    assert record["flags"]["eval_seed"] == SEED
+    assert {"python", "numpy"} <= record["versions"].keys()
+    assert record["flags"]["flags"]["n_steps"] == 32
+    assert record["env_steps"] == list(range(5, 101, 5))
+    assert record["returns"][-1] == [200, 201]
     (config, _) = (
         json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/config.json")
     )
     assert config["starts"] == states_of("CartPole-v1", 128).tolist()
     assert record["env_steps_to_threshold"] == [None, None]
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/metrics.jsonl")}
+    logs = (tmp_path / "runs").glob("*/metrics.jsonl")
+    before = {path: path.stat().st_mtime_ns for path in logs}
     peers.train(args)
     assert {path: path.stat().st_mtime_ns for path in before} == before and len(before) == 2, (
         "one run for each seed"
@@ -126,7 +126,8 @@ def test_a_peer_in_jax_is_evaluated_between_updates_with_its_greedy_actions(tmp_
         memory=0.0,
     )
     on_device.train(rows.Rows(tmp_path), peer)
-    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    written = [json.loads(line) for line in lines]
     steps = [row["env_steps"] for row in written]
     assert steps == [8, 16, 28, 36], "whole updates, evenly, and the end"
     assert [row["eval/return_mean"] for row in written] == [
@@ -157,7 +158,7 @@ def test_a_peer_in_jax_plays_the_episodes_of_the_kit(monkeypatch):
     )()
     game = make("BernoulliBandit-misc")  # outside of the program: its space is made of arrays
     ours = over_devices(lambda: run_episodes(game, act, 16), 1).ret
-    np.testing.assert_array_equal(earned, ours[0])
+    assert_array_equal(earned, ours[0])
     assert not np.array_equal(others, ours[0])
 
 
@@ -167,14 +168,18 @@ def test_a_convolution_that_a_peer_gets_is_that_of_flax(monkeypatch):
 
     def outputs(how, strides=1):  # of two seeds
         layer = nn.Conv(
-            16, kernel_size=(3, 3), strides=strides, padding="VALID", conv_general_dilated=how
+            16,
+            kernel_size=(3, 3),
+            strides=strides,
+            padding="VALID",
+            conv_general_dilated=how,
         )
         keys = jax.random.split(jax.random.key(1), 2)
         return jax.vmap(
             lambda key: layer.init_with_output(key, jax.random.normal(key, (5, 10, 9, 4)))[0]
         )(keys)
 
-    np.testing.assert_allclose(outputs(convolved), outputs(None), atol=1e-5)
+    assert_allclose(outputs(convolved), outputs(None), atol=1e-5)
     with pytest.raises(NotImplementedError):
         outputs(convolved, strides=2)
 
@@ -214,15 +219,20 @@ def test_episodes_of_gymnasium_begin_where_those_of_the_kit_do(name, train_sb3):
     theirs.reset = lambda: np.stack([one.reset(seed=3)[0] for one in theirs.envs])
     theirs.seed = seeds.append
     rows = SimpleNamespace(args={"eval_seed": 7})
-    evaluation = SimpleNamespace(_envs=theirs, _starts=states_of(name, 2).tolist(), _rows=rows)
+    evaluation = SimpleNamespace(
+        _envs=theirs,
+        _starts=states_of(name, 2).tolist(),
+        _rows=rows,
+    )
     seen = train_sb3.Evaluation._begin(evaluation)
-    assert seeds == [7] and not np.array_equal(*seen)
-    np.testing.assert_allclose(seen[1], obs, atol=1e-6)
+    assert seeds == [7]
+    assert not np.array_equal(*seen)
+    assert_allclose(seen[1], obs, atol=1e-6)
     action = env.action_space.low * 0.5 if hasattr(env.action_space, "low") else 0
     for _ in range(3):
         obs, state, reward, *_ = env.advance(key, state, action)
         seen, their_reward, *_ = theirs.envs[1].step(action)
-        np.testing.assert_allclose(seen, obs, atol=1e-4)
+        assert_allclose(seen, obs, atol=1e-4)
         assert their_reward == pytest.approx(float(reward), abs=1e-4)
 
 
@@ -233,5 +243,6 @@ def test_episodes_on_the_host_begin_where_those_of_the_kit_do():
         seen = envs.reset()
         those = slice(begun, begun + count)
         envs.close()
-        starts = np.stack([np.cos(angles[those]), np.sin(angles[those]), speeds[those]], axis=-1)
-        np.testing.assert_allclose(seen, starts, atol=1e-6)
+        columns = [np.cos(angles[those]), np.sin(angles[those]), speeds[those]]
+        starts = np.stack(columns, axis=-1)
+        assert_allclose(seen, starts, atol=1e-6)

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cli_helpers import ROOT
+from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl import compare, plot
 from pmaprl.cli.command import exit_code, parse
@@ -54,11 +55,13 @@ def make_run(path, logged, algorithm="ppo_pmap", evaluation=None, **flags):
     """
     path.mkdir(parents=True)
     if evaluation is not None:
-        logged = [*logged, {"env_steps": logged[-1]["env_steps"], EVALUATION: evaluation}]
+        last = {"env_steps": logged[-1]["env_steps"], EVALUATION: evaluation}
+        logged = [*logged, last]
     text = logged if isinstance(logged, str) else "".join(json.dumps(row) + "\n" for row in logged)
     (path / "metrics.jsonl").write_text(text)
     flags = {"env": "CartPole-v1", "seed": 0, "num_seeds": 1} | flags
-    (path / "config.json").write_text(json.dumps({"algorithm": algorithm, "args": flags}))
+    config = json.dumps({"algorithm": algorithm, "args": flags})
+    (path / "config.json").write_text(config)
     return str(path)
 
 
@@ -71,21 +74,28 @@ def test_the_interquartile_mean_is_exact_where_quarters_are_no_whole_numbers():
     }
     for expected, values in examples.items():
         both = np.stack([values, np.add(values, 1.0)], axis=1)
-        np.testing.assert_allclose(estimate(both), [expected, expected + 1])
-    assert estimate(np.array([100.0, 1, 2, 3]), "mean") == 26.5
+        assert_allclose(estimate(both), [expected, expected + 1])
+    returned = np.array([100.0, 1, 2, 3])
+    assert estimate(returned, "mean") == 26.5
 
 
 def test_few_seeds_have_a_range_and_no_interval():
     few = np.array([3.0, 7.0, 4.0])
-    assert interval(few) is None and spread(np.array([3.0])) is None
-    assert (spread(few).low, spread(few).high) == (3, 7) and "95%" not in spread(few).name
+    assert interval(few) is None
+    assert spread(np.array([3.0])) is None
+    found = spread(few)
+    assert found.low == 3
+    assert found.high == 7
+    assert "95%" not in found.name
 
 
 def test_the_interval_is_of_the_estimate():
     same = interval(np.full((4, 2), 5.0))
-    np.testing.assert_array_equal([same.low, same.high], np.full((2, 2), 5.0))
+    fives = np.full((2, 2), 5.0)
+    assert_array_equal([same.low, same.high], fives)
     outlier = np.array([5.0] * 11 + [1000.0])  # 4 times among 12 in 1 of 70 resamples only
-    assert (interval(outlier).high, interval(outlier, kind="mean").high > 5) == (5, True)
+    assert interval(outlier).high == 5
+    assert interval(outlier, kind="mean").high > 5
     tasks = interval(np.zeros(5), np.ones(5), kind="mean")
     assert tasks.low == tasks.high == 0.5, "each task always has five of the ten"
 
@@ -96,24 +106,28 @@ def test_a_difference_is_paired_where_seeds_are_the_same():
     """
     base = np.array([0.0, 100, 200, 300, 400])
     seeds = [1, 2, 3, 4, 5]
-    paired = difference(base[::-1] + 1, seeds[::-1], base, seeds)
-    assert (paired.value, paired.interval.low, paired.interval.high, paired.paired) == (
-        1,
-        1,
-        1,
-        True,
-    )
-    apart = difference(base + 1, [6, 7, 8, 9, 10], base, seeds)
-    assert (
-        (apart.value, apart.paired) == (1, False)
-        and apart.interval.low < -50
-        and apart.interval.high > 50
-    )
+    shuffled = base[::-1] + 1
+    paired = difference(shuffled, seeds[::-1], base, seeds)
+    assert paired.value == 1
+    assert paired.interval.low == 1
+    assert paired.interval.high == 1
+    assert paired.paired is True
+    unlike = [6, 7, 8, 9, 10]
+    apart = difference(base + 1, unlike, base, seeds)
+    assert apart.value == 1
+    assert apart.paired is False
+    assert apart.interval.low < -50
+    assert apart.interval.high > 50
 
 
 def test_the_probability_of_improvement_counts_pairs():
     """A tie is half of one."""
-    found = difference(np.array([1.0, 2, 3, 4]), range(4), np.array([0.0, 2, 3, 4]), range(4, 8))
+    found = difference(
+        np.array([1.0, 2, 3, 4]),
+        range(4),
+        np.array([0.0, 2, 3, 4]),
+        range(4, 8),
+    )
     pairs = [(x > y) + 0.5 * (x == y) for x in (1, 2, 3, 4) for y in (0, 2, 3, 4)]
     assert found.probability == np.mean(pairs)
     assert found.probability_interval.low < found.probability < found.probability_interval.high
@@ -124,26 +138,28 @@ def test_the_area_under_a_curve_is_its_mean_over_steps():
     curves = np.array([[0.0, 10, 10, 30], [np.nan, 5, 5, 5], [np.nan] * 4])
     # (5 to 10: 7.5 * 5) + 10 * 10 + (10 to 20: 15 * 10), over 25
     areas = mean_over_steps(steps, curves, 5, 30)
-    np.testing.assert_allclose(areas, [(37.5 + 100 + 150) / 25, np.nan, np.nan])
-    np.testing.assert_allclose(mean_over_steps(steps, curves, 10, 20)[:2], [10, 5])
+    wanted = [(37.5 + 100 + 150) / 25, np.nan, np.nan]
+    assert_allclose(areas, wanted)
+    means = mean_over_steps(steps, curves, 10, 20)
+    assert_allclose(means[:2], [10, 5])
 
 
 def test_what_to_know_of_runs_that_are_no_repetitions():
     def run(seeds=(0,), **flags):
+        log = Log(series={}, names=frozenset(), steps=0, wall_seconds=0.0, trained_seconds=0.0)
         return LoggedRun(
             path="run",
             algorithm="ppo_pmap",
             flags={"env": "CartPole-v1"} | flags,
             seeds=[*seeds],
-            log=Log(series={}, names=frozenset(), steps=0, wall_seconds=0.0, trained_seconds=0.0),
+            log=log,
         )
 
     def notes(*runs):
         return mixed_flags_notes(group(runs))
 
-    assert (
-        notes(run(), run([1], gif=True)) == notes(run([0, 1], pbt=False, opponent="random")) == []
-    )
+    alike = notes(run([0, 1], pbt=False, opponent="random"))
+    assert notes(run(), run([1], gif=True)) == alike == []
     (different,) = notes(run(clip_eps=0.1), run(clip_eps=0.2))
     assert "--by clip_eps" in different
 
@@ -165,20 +181,23 @@ def test_versions_of_a_file_that_are_put_together_are_told(tmp_path, capsys):
             (path / "config.json").write_text(json.dumps(config))
         compared(*map(str, paths))
         notes = capsys.readouterr().err
-        assert told in notes and bool(told) == ("versions" in notes)
+        assert told in notes
+        assert bool(told) == ("versions" in notes)
 
 
 def test_seconds_add_up_over_resumes(tmp_path):
-    make_run(tmp_path / "a", rows([100, 200, 300], [1, 2, 3], wall=[11.0, 12.0, 14.0]))
+    logged = rows([100, 200, 300], [1, 2, 3], wall=[11.0, 12.0, 14.0])
+    make_run(tmp_path / "a", logged)
     args = SimpleNamespace(is_population=False, tensorboard=False, wandb=False)
     writer = LogWriter(tmp_path / "a", args, {}, resume_at=200)
     clock = Clock()
     clock.go_on(read_log(tmp_path / "a", ()))
-    assert 12 <= clock.wall < 100 and clock.trained_before == 2
+    assert 12 <= clock.wall < 100
+    assert clock.trained_before == 2
     writer.close()
 
 
-def test_charts_have_the_mean_of_seeds_and_the_median_and_best_of_members():
+def test_charts_have_the_mean_of_seeds_or_the_median_and_best_of_members():
     row = {
         "env_steps": 8,
         "eval/return_mean": [1.0, None, 5.0],
@@ -191,7 +210,8 @@ def test_charts_have_the_mean_of_seeds_and_the_median_and_best_of_members():
     assert summarized(row, True) == alone | members
     each = {"eval/return_mean/seed_0": 1, "eval/return_mean/seed_2": 5, "loss/value/seed_1": 4}
     assert summarized(row, False, each=True).items() >= each.items()
-    assert summarized({"eval/return_mean": [None, None]}, False, each=True) == {}
+    nothing = {"eval/return_mean": [None, None]}
+    assert summarized(nothing, False, each=True) == {}
 
 
 def test_late_evaluations_keep_their_time(tmp_path):
@@ -201,20 +221,22 @@ def test_late_evaluations_keep_their_time(tmp_path):
     make_run(tmp_path / "a", logged)
     log = read_log(tmp_path / "a", [TRAINING, EVALUATION])
     assert log.series[TRAINING].wall.tolist() == [11, 12, 14]
-    assert (log.series[EVALUATION].steps.tolist(), log.series[EVALUATION].wall.tolist()) == (
-        [150],
-        [11.5],
-    )
-    assert (log.steps, log.wall_seconds, log.trained_seconds) == (300, 14, 6)
+    assert log.series[EVALUATION].steps.tolist() == [150]
+    assert log.series[EVALUATION].wall.tolist() == [11.5]
+    assert log.steps == 300
+    assert log.wall_seconds == 14
+    assert log.trained_seconds == 6
 
 
 def test_damaged_lines_are_skipped(tmp_path):
-    good = [json.dumps(row) for row in rows([100, 200], [[1, 2], [3, None]])]
+    returned = rows([100, 200], [[1, 2], [3, None]])
+    good = [json.dumps(row) for row in returned]
     damage = ["{", "null", "\0\0", '{"env_steps": "x"}']
-    make_run(tmp_path / "a", "\n".join([good[0], *damage, good[1], good[1][:20]]), num_seeds=2)
+    lines = "\n".join([good[0], *damage, good[1], good[1][:20]])
+    make_run(tmp_path / "a", lines, num_seeds=2)
     series = read_log(tmp_path / "a", [TRAINING]).series[TRAINING]
     assert series.steps.tolist() == [100, 200]
-    np.testing.assert_array_equal(series.values, [[1, 2], [3, np.nan]])
+    assert_array_equal(series.values, [[1, 2], [3, np.nan]])
 
 
 def test_seeds_are_interpolated_within_what_they_have():
@@ -222,33 +244,44 @@ def test_seeds_are_interpolated_within_what_they_have():
         return Series(np.array(steps, float), np.array(steps, float) / 10, np.array(seeds, float).T)
 
     nan = np.nan
+    growing = series([0, 10, 20, 20, 40], [0, nan, 5, 20, 40], [nan] * 5)
+    reversed_steps = series([30, 15, 5], [350, 200, 100])
     logged = [
-        series([0, 10, 20, 20, 40], [0, nan, 5, 20, 40], [nan] * 5),
-        series([30, 15, 5], [350, 200, 100]),
+        growing,
+        reversed_steps,
     ]
     places, values = align(logged)
     assert places.tolist() == [0, 5, 10, 15, 20, 30, 40]
-    wanted = [[0, 5, 10, 15, 20, 30, 40], [nan] * 7, [nan, 100, 150, 200, 250, 350, nan]]
-    np.testing.assert_array_equal(
-        values, wanted, "of equal places the last counts, and late ones are put in order"
+    wanted = [
+        [0, 5, 10, 15, 20, 30, 40],
+        [nan] * 7,
+        [nan, 100, 150, 200, 250, 350, nan],
+    ]
+    assert_array_equal(
+        values,
+        wanted,
+        "of equal places the last counts, and late ones are put in order",
     )
     places, values = align(logged, "wall", hold=True)
-    assert (places[-1], values[2, -1]) == (4, 350)
+    assert places[-1] == 4
+    assert values[2, -1] == 350
 
 
 def test_an_environment_has_a_panel_and_an_algorithm_a_line_where_all_its_seeds_are(tmp_path):
+    two = make_run(tmp_path / "b", rows([100, 200], [[0, 2], [4, 6]]), num_seeds=2)
+    third = make_run(tmp_path / "c", rows([100, 150, 200], [9, 1, 11]), seed=2)
     runs = [
-        make_run(tmp_path / "b", rows([100, 200], [[0, 2], [4, 6]]), num_seeds=2),
-        make_run(tmp_path / "c", rows([100, 150, 200], [9, 1, 11]), seed=2),
+        two,
+        third,
         make_run(tmp_path / "d", rows([100, 200], [5, 6]), algorithm="sac_pmap", env="Acrobot-v1"),
     ]
-    panels = [
-        axes for axes in plot.learning_curves(plot.Args(runs=tuple(runs))).axes if axes.axison
-    ]
+    drawn_axes = plot.learning_curves(plot.Args(runs=tuple(runs))).axes
+    panels = [axes for axes in drawn_axes if axes.axison]
     (sac,), (ppo,) = (
         [(x.get_xdata().tolist(), x.get_ydata().tolist()) for x in axes.lines] for axes in panels
     )
-    assert ppo == ([100, 150, 200], pytest.approx([11 / 3, 7 / 3, 7]))  # seeds 0 2 9, 2 4 1, 4 6 11
+    means = pytest.approx([11 / 3, 7 / 3, 7])
+    assert ppo == ([100, 150, 200], means)  # seeds 0 2 9, 2 4 1, 4 6 11
     assert sac == ([100, 200], [5, 6])
     assert [len(axes.collections) for axes in panels] == [0, 1], "one seed has no band"
 
@@ -270,7 +303,8 @@ def test_the_commands_write_files_and_leave_out_what_cannot_be_shown(
         return exit_code(function, parse(args_class, [*words]))
 
     runs = "short", "long", "silent", "null", "some.png"
-    assert call(*runs, *(["--csv", "table.csv"] if program == "compare" else [])) == 0
+    to_table = ["--csv", "table.csv"] if program == "compare" else []
+    assert call(*runs, *to_table) == 0
     notes = capsys.readouterr().err
     assert all(f"note: {name}" in notes for name in ("silent", "some.png"))
     if program == "plot":
@@ -278,13 +312,12 @@ def test_the_commands_write_files_and_leave_out_what_cannot_be_shown(
         assert "the line ends at 200 with the shortest run, not at 2,000" in notes
         assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     else:
-        (row,) = csv.DictReader((tmp_path / "table.csv").read_text().splitlines())
-        assert (row["env"], row["seeds"], row["steps_max"], row["return_max"]) == (
-            "CartPole-v1",
-            "3",
-            "2000",
-            "2.0",
-        )
+        table = (tmp_path / "table.csv").read_text()
+        (row,) = csv.DictReader(table.splitlines())
+        assert row["env"] == "CartPole-v1"
+        assert row["seeds"] == "3"
+        assert row["steps_max"] == "2000"
+        assert row["return_max"] == "2.0"
 
 
 @pytest.mark.parametrize("evolved", [False, True])
@@ -297,23 +330,32 @@ def test_a_run_and_a_population_have_a_picture_although_nobody_earned_anything(t
     }
     logged = [row | (more if evolved else {}) for row in rows([100], [[None] * 3])]
     make_run(tmp_path / "run", logged, num_seeds=3)
+    searched = {"gamma": [0.9, 0.8, 0.7], "rate": [1e-4, 1e-3, 1e-2]}
     drawn = draw_population(
-        tmp_path / "run", "title", {"gamma": [0.9, 0.8, 0.7], "rate": [1e-4, 1e-3, 1e-2]}
+        tmp_path / "run",
+        "title",
+        searched,
     )
     for path in (drawn, draw_curve(tmp_path / "run", "title")):
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def compared(*runs, **flags):
-    return [row for _, row in compare.compare(compare.Args(runs=runs, **flags)).iterrows()]
+    table = compare.compare(compare.Args(runs=runs, **flags))
+    return [row for _, row in table.iterrows()]
 
 
 def test_a_row_holds_what_the_runs_hold(tmp_path):
+    two = rows([100, 200], [[0, 50], [80, 90]])
+    third = rows([100, 200, 300], [10, 95, 100])
     runs = [
         make_run(
-            tmp_path / "a", rows([100, 200], [[0, 50], [80, 90]]), num_seeds=2, evaluation=[70, 80]
+            tmp_path / "a",
+            two,
+            num_seeds=2,
+            evaluation=[70, 80],
         ),
-        make_run(tmp_path / "b", rows([100, 200, 300], [10, 95, 100]), seed=2, evaluation=[99]),
+        make_run(tmp_path / "b", third, seed=2, evaluation=[99]),
     ]
     (row,) = compared(*runs)
     wanted = {
@@ -337,30 +379,40 @@ def test_a_row_holds_what_the_runs_hold(tmp_path):
         "return_min": 70,
         "return_max": 99,
     }
-    wanted |= {"auc": pytest.approx((40 + 70 + 52.5) / 3), "auc_from": 100, "auc_to": 200}
+    area = pytest.approx((40 + 70 + 52.5) / 3)
+    wanted |= {"auc": area, "auc_from": 100, "auc_to": 200}
     assert {name: row[name] for name in wanted} == wanted
-    assert np.isnan([row["return_low"], row["return_high"]]).all(), "three seeds have no interval"
+    bounds = [row["return_low"], row["return_high"]]
+    assert np.isnan(bounds).all(), "three seeds have no interval"
     (row,) = compared(*runs, threshold=97.0)
-    assert (row["threshold"], row["reached"]) == (97, 1)
+    assert row["threshold"] == 97
+    assert row["reached"] == 1
     assert np.isnan(row["seconds_to_threshold"]), "most never reach it"
 
 
 def test_without_an_evaluation_the_training_return_counts(tmp_path):
+    two = rows([100, 200, 300], [[1, 2], [3, 4], [None, 5]])
+    others = rows([100], [[6.0, 7.0]])
     runs = [
-        make_run(tmp_path / "a", rows([100, 200, 300], [[1, 2], [3, 4], [None, 5]]), num_seeds=2),
+        make_run(tmp_path / "a", two, num_seeds=2),
         make_run(
-            tmp_path / "b", rows([100], [[6.0, 7.0]]), seed=2, num_seeds=2, evaluation=[9.0, None]
+            tmp_path / "b",
+            others,
+            seed=2,
+            num_seeds=2,
+            evaluation=[9.0, None],
         ),
     ]
     (row,) = compared(*runs)
-    assert (row["return"], row["training_seeds"]) == (pytest.approx((3 + 5 + 9) / 3), 2)
+    mean = pytest.approx((3 + 5 + 9) / 3)
+    assert row["return"] == mean
+    assert row["training_seeds"] == 2
 
 
 def test_rows_are_split_by_flags_in_the_order_of_numbers(tmp_path):
     """A flag that an algorithm does not have is left out of its label."""
-    flags = [{"num_envs": n, "hidden_sizes": [n, 2]} for n in (128, 16, 128)] + [
-        {"algorithm": "sac", "recipe": "xqc"}
-    ]
+    sizes = [{"num_envs": n, "hidden_sizes": [n, 2]} for n in (128, 16, 128)]
+    flags = sizes + [{"algorithm": "sac", "recipe": "xqc"}]
     runs = [
         make_run(tmp_path / str(i), rows([100], [i]), seed=i, **some)
         for i, some in enumerate(flags)
@@ -376,9 +428,8 @@ def test_rows_are_split_by_flags_in_the_order_of_numbers(tmp_path):
     ]
     args = parse(plot.Args, ["--by", "num-envs", *runs, "--by", "hidden_sizes"])
     assert (args.runs, args.by) == (tuple(runs), by["by"]), "as they are written"
-    labels = [
-        text.get_text() for text in plot.learning_curves(args).axes[0].get_legend().get_texts()
-    ]
+    legend = plot.learning_curves(args).axes[0].get_legend()
+    labels = [text.get_text() for text in legend.get_texts()]
     assert labels[1:] == [
         "ppo_pmap, num_envs 128, hidden_sizes 128,2 (2 seeds, mean)",
         "sac (xqc) (1 seed)",
@@ -389,16 +440,18 @@ def test_equal_runs_count_once(tmp_path, capsys):
     """Equal in flags, seeds and the checksum of the end; another directory, log interval or picture
     does not matter.
     """
+    others = {"a": {"log_interval": 1}, "copy": {"gif": True}, "other": {}}
     runs = [
         make_run(tmp_path / name, rows([100], [[1, 2]]), num_seeds=2, evaluation=[1, 2], **flags)
-        for name, flags in {"a": {"log_interval": 1}, "copy": {"gif": True}, "other": {}}.items()
+        for name, flags in others.items()
     ]
     for run, checksum in zip(runs, ("one", "one", "two"), strict=True):
         Path(run, "result.json").write_text(json.dumps({"state_sha256": checksum}))
     (row,) = compared(*runs[:2])
     assert row["seeds"] == 2
     (note,) = capsys.readouterr().err.splitlines()
-    assert "copy" in note and "equal" in note
+    assert "copy" in note
+    assert "equal" in note
     with Path(runs[1], "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"env_steps": 200, TRAINING: [3, 4]}) + "\n")
     (row,) = compared(*runs[:2])
@@ -427,7 +480,8 @@ def test_a_baseline_is_compared_with_by_seeds(tmp_path):
         other[name]
         for name in ("difference", "difference_low", "difference_high", "paired", "better")
     ]
-    assert found == [1, 1, 1, True, 10 / 16] and np.isnan(baseline["difference"])
+    assert found == [1, 1, 1, True, 10 / 16]
+    assert np.isnan(baseline["difference"])
     with pytest.raises(UsageError, match="baseline"):
         compared(runs[0], baseline=runs[1:])
 
@@ -437,14 +491,18 @@ def test_flags_that_differ_between_lines_are_named(capsys, tmp_path):
     nothing.
     """
     flags = {"gamma": 0.9, "num_envs": 16, "seed": 1}
+    unlike = flags | {"gamma": 0.99, "gif": True, "num_envs": 32}
     runs = [
         make_run(tmp_path / "a", rows([100], [1]), **flags),
         make_run(
-            tmp_path / "b", rows([100], [1]), **flags | {"gamma": 0.99, "gif": True, "num_envs": 32}
+            tmp_path / "b",
+            rows([100], [1]),
+            **unlike,
         ),
         make_run(tmp_path / "c", rows([100], [1]), algorithm="my_ppo", **flags | {"clip_eps": 0.1}),
     ]
-    compared(*runs[:1], make_run(tmp_path / "d", rows([100], [1]), algorithm="my_ppo", **flags))
+    fork = make_run(tmp_path / "d", rows([100], [1]), algorithm="my_ppo", **flags)
+    compared(*runs[:1], fork)
     assert capsys.readouterr().err == ""
     compared(*runs, by=("gamma",))
     (note,) = capsys.readouterr().err.splitlines()
@@ -494,16 +552,21 @@ def test_two_factors_have_a_short_legend(tmp_path):
     drawn = {
         (line.get_color(), line.get_linestyle()) for line in axes.lines if len(line.get_xdata())
     }
-    assert len(drawn) == 6 and axes.get_xscale() == "log" and axes.get_ylim() == (-1, 50)
+    assert len(drawn) == 6
+    assert axes.get_xscale() == "log"
+    assert axes.get_ylim() == (-1, 50)
 
 
 def test_two_factors_have_a_heat_map(tmp_path):
     args = parse(
-        plot.Args, [*make_grid(tmp_path), "--by", "gamma,learning_rate", "--kind", "heatmap"]
+        plot.Args,
+        [*make_grid(tmp_path), "--by", "gamma,learning_rate", "--kind", "heatmap"],
     )
     axes = plot.learning_curves(args).axes[0]
-    np.testing.assert_allclose(axes.images[0].get_array(), [[90.1, 95.1, 99.1], [90.2, 95.2, 99.2]])
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["0.9", "0.95", "0.99"]
+    wanted = [[90.1, 95.1, 99.1], [90.2, 95.2, 99.2]]
+    assert_allclose(axes.images[0].get_array(), wanted)
+    ticks = [label.get_text() for label in axes.get_xticklabels()]
+    assert ticks == ["0.9", "0.95", "0.99"]
     with pytest.raises(SystemExit):
         parse(plot.Args, ["runs", "--by", "gamma", "--kind", "heatmap"])
 
@@ -511,7 +574,12 @@ def test_two_factors_have_a_heat_map(tmp_path):
 def test_a_reader_that_leaves_ends_no_command_with_a_traceback(tmp_path):
     run = make_run(tmp_path / "a", rows([100], [1]))
     command = f"{shlex.quote(sys.executable)} -m pmaprl.compare {shlex.quote(run)} | true"
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.stderr == ""
 
 
@@ -520,39 +588,52 @@ def test_equal_members_are_ranked_by_what_they_earned_while_training():
     member had.
     """
     steps = np.array([100.0, 200, 300])
+    values = np.array([[0.0, 0, 0, 99], [0, 100, 0, 99], [130, 500, 500, 500]])
     training = Series(
-        steps, steps, np.array([[0.0, 0, 0, 99], [0, 100, 0, 99], [130, 500, 500, 500]])
+        steps,
+        steps,
+        values,
     )
     assert ranked([500, 500, 500, 9], training) == [1, 2, 0, 3]
-    early = Series(steps, steps, np.array([[0.0, 0], [100, 500], [500, 500]]))
+    values = np.array([[0.0, 0], [100, 500], [500, 500]])
+    early = Series(steps, steps, values)
     assert ranked([500, 500], early) == [1, 0]
-    assert ranked([1, math.nan, 2]) == [2, 0, 1] and ranked([7, 7], None) == [0, 1]
+    assert ranked([1, math.nan, 2]) == [2, 0, 1]
+    assert ranked([7, 7], None) == [0, 1]
 
 
 def test_many_seeds_are_toldsummary_of_seeds():
     returns = np.arange(30.0)
     returns[[3, 7]] = np.nan
     text = summary_of_seeds(returns, first_seed=100)
-    assert "IQM 15.5 [" in text and "over 28 seeds" in text
+    assert "IQM 15.5 [" in text
+    assert "over 28 seeds" in text
     assert "best 29.0 (seed 129), worst 0.0 (seed 100), 2 of 30 seeds broke" in text
     assert "interval" not in summary_of_seeds(np.array([1.0, 2, 3]), 0)
 
 
 def test_a_baseline_is_one_line_also_where_its_run_is_a_copy(tmp_path):
+    gammas = (("a", 0.9), ("copy", 0.9), ("b", 0.99))
     runs = [
         make_run(
-            tmp_path / name, rows([100], [[1, 2]]), num_seeds=2, evaluation=[1, 2], gamma=gamma
+            tmp_path / name,
+            rows([100], [[1, 2]]),
+            num_seeds=2,
+            evaluation=[1, 2],
+            gamma=gamma,
         )
-        for name, gamma in (("a", 0.9), ("copy", 0.9), ("b", 0.99))
+        for name, gamma in gammas
     ]
     for run, checksum in zip(runs, ("one", "one", "two"), strict=True):
         Path(run, "result.json").write_text(json.dumps({"state_sha256": checksum}))
     same, other = compared(*runs, by=("gamma",), baseline=(runs[1],))
-    assert np.isnan(same["difference"]) and other["difference"] == 0
+    assert np.isnan(same["difference"])
+    assert other["difference"] == 0
     members = [{"seed": 0, "gamma": 0.9}, {"seed": 0, "gamma": 0.99}]
     sweep = make_run(tmp_path / "sweep", rows([100], [[1, 2]]))
     config = json.loads(Path(sweep, "config.json").read_text())
-    Path(sweep, "config.json").write_text(json.dumps(config | {"members": members}))
+    text = json.dumps(config | {"members": members})
+    Path(sweep, "config.json").write_text(text)
     with pytest.raises(UsageError, match="no other line"):
         compared(sweep, by=("gamma",), baseline=(sweep,))
 
@@ -561,21 +642,23 @@ def test_values_that_look_alike_once_shortened_are_told_apart(tmp_path):
     long = [json.dumps({"parameter": "x" * 60 + end}) for end in "ab"]
     runs = [
         make_run(
-            tmp_path / f"{index} {gamma}", rows([100], [index]), env_params=params, gamma=gamma
+            tmp_path / f"{index} {gamma}",
+            rows([100], [index]),
+            env_params=params,
+            gamma=gamma,
         )
         for index, params in enumerate(long)
         for gamma in (0.9, 0.99)
     ]
-    args = plot.Args(runs=tuple(runs), by=("env_params", "gamma"), kind="heatmap")
-    np.testing.assert_allclose(
-        plot.learning_curves(args).axes[0].images[0].get_array(), [[0, 1], [0, 1]]
+    args = plot.Args(
+        runs=tuple(runs),
+        by=("env_params", "gamma"),
+        kind="heatmap",
     )
-    colors = {
-        line.get_color()
-        for line in plot.learning_curves(plot.Args(runs=tuple(runs), by=("env_params",)))
-        .axes[0]
-        .lines
-    }
+    image = plot.learning_curves(args).axes[0].images[0]
+    assert_allclose(image.get_array(), [[0, 1], [0, 1]])
+    figure = plot.learning_curves(plot.Args(runs=tuple(runs), by=("env_params",)))
+    colors = {line.get_color() for line in figure.axes[0].lines}
     assert len(colors) == 2
 
 
@@ -583,6 +666,7 @@ def test_runs_of_a_baseline_count_as_one_group(tmp_path):
     """Two lines with seeds of their own, beside a third one and another environment; by paths,
     label and algorithm.
     """
+    kinds = [("ppo", 0.9, [1]), ("ppo", 0.99, [3]), ("sac", 0.9, [7])]
     runs = [
         make_run(
             tmp_path / f"{algorithm} {gamma}",
@@ -592,12 +676,14 @@ def test_runs_of_a_baseline_count_as_one_group(tmp_path):
             gamma=gamma,
             seed=seed,
         )
-        for seed, (algorithm, gamma, returned) in enumerate(
-            [("ppo", 0.9, [1]), ("ppo", 0.99, [3]), ("sac", 0.9, [7])]
-        )
+        for seed, (algorithm, gamma, returned) in enumerate(kinds)
     ]
     elsewhere = make_run(
-        tmp_path / "elsewhere", rows([100], [0]), evaluation=[9], env="Acrobot-v1", gamma=0.9
+        tmp_path / "elsewhere",
+        rows([100], [0]),
+        evaluation=[9],
+        env="Acrobot-v1",
+        gamma=0.9,
     )
     by = {"by": ("gamma",)}
     both = runs[0], runs[1]
@@ -612,7 +698,8 @@ def test_runs_of_a_baseline_count_as_one_group(tmp_path):
             for row in found
             if row["env"] == "CartPole-v1"
         }
-        wanted = dict(zip([("sac", "0.9"), ("ppo", "0.99"), ("ppo", "0.9")], expected, strict=True))
+        labels = [("sac", "0.9"), ("ppo", "0.99"), ("ppo", "0.9")]
+        wanted = dict(zip(labels, expected, strict=True))
         assert {key: None if math.isnan(value) else value for key, value in told.items()} == wanted
     assert parse(compare.Args, [*runs, "--baseline", *both]).baseline == both
 
@@ -620,12 +707,19 @@ def test_runs_of_a_baseline_count_as_one_group(tmp_path):
 def test_points_that_would_hide_each_other_are_side_by_side():
     """By height, each where it is on average, and away from the points of other places."""
     x = np.array([1.0, 1, 1, 1, 2, 2])
-    moved = side_by_side(x, np.array([500.0, 499, 100, 500, 300, 200]))
-    assert moved[2] == 1 and moved[4:].tolist() == [2, 2]
-    assert moved[1] < moved[0] < moved[3] < 1.3 and moved[[0, 1, 3]].mean() == pytest.approx(1)
-    decades = side_by_side(np.array([1e-4, 1e-4, 1e-2]), np.zeros(3), is_log=True)
-    assert decades[0] < 1e-4 < decades[1] and decades[0] * decades[1] == pytest.approx(1e-8)
-    assert len(set(side_by_side(np.ones(3), np.zeros(3)))) == 3
+    y = np.array([500.0, 499, 100, 500, 300, 200])
+    moved = side_by_side(x, y)
+    assert moved[2] == 1
+    assert moved[4:].tolist() == [2, 2]
+    assert moved[1] < moved[0] < moved[3] < 1.3
+    apart = moved[[0, 1, 3]]
+    assert apart.mean() == pytest.approx(1)
+    rates = np.array([1e-4, 1e-4, 1e-2])
+    decades = side_by_side(rates, np.zeros(3), is_log=True)
+    assert decades[0] < 1e-4 < decades[1]
+    assert decades[0] * decades[1] == pytest.approx(1e-8)
+    ones = side_by_side(np.ones(3), np.zeros(3))
+    assert len(set(ones)) == 3
 
 
 @pytest.mark.parametrize("words", [[], ["--logx"]])
@@ -637,17 +731,20 @@ def test_single_points_of_lines_are_side_by_side_in_the_order_of_the_legend(word
     args = parse(plot.Args, [*runs, "--by", "gamma", *words])
     (axes,) = plot.learning_curves(args).axes
     first, second = (line.get_xdata()[0] for line in axes.lines)
-    assert first < 100 < second and "side by side" in axes.get_xlabel()
+    assert first < 100 < second
+    assert "side by side" in axes.get_xlabel()
     assert list(axes.get_xticks()) == [100]
     curve = make_run(tmp_path / "curve", rows([100, 300], [1, 2]), gamma=0.5)
     axes = plot.learning_curves(parse(plot.Args, [*runs, curve, "--by", "gamma", *words])).axes[0]
     places = sorted(line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 1)
-    assert 90 < places[0] < 100 < places[1] < 110 and len(axes.get_xticks()) > 1
+    assert 90 < places[0] < 100 < places[1] < 110
+    assert len(axes.get_xticks()) > 1
 
 
 def test_a_line_that_begins_late_is_told(tmp_path, capsys):
     """It is where all runs of a group have numbers."""
-    early = make_run(tmp_path / "early", rows([100, 900, 1000], [1, 2, 3]))
+    logged = rows([100, 900, 1000], [1, 2, 3])
+    early = make_run(tmp_path / "early", logged)
     late = make_run(tmp_path / "late", rows([900, 1000], [1, 2]), seed=1)
     plot.learning_curves(plot.Args(runs=(early, late)))
     assert "begins at 900" in capsys.readouterr().err
@@ -658,11 +755,19 @@ def test_a_line_that_begins_late_is_told(tmp_path, capsys):
 def test_a_flag_that_only_a_fork_has_is_named_and_not_those_of_another_algorithm(tmp_path, capsys):
     flags = {"gamma": 0.9, "seed": 1}
     original = make_run(tmp_path / "original", rows([100], [1]), **flags)
-    fork = make_run(tmp_path / "fork", rows([100], [1]), algorithm="my_ppo", **flags, bonus=0.2)
+    fork = make_run(
+        tmp_path / "fork",
+        rows([100], [1]),
+        algorithm="my_ppo",
+        **flags,
+        bonus=0.2,
+    )
     compared(original, fork)
     assert "bonus 0.2 (my_ppo only)" in capsys.readouterr().err
     others = dict.fromkeys(("tau", "buffer_size", "batch_size", "alpha"), 1)
+    other = make_run(tmp_path / "other", rows([100], [1]), algorithm="sac", **flags, **others)
     compared(
-        original, make_run(tmp_path / "other", rows([100], [1]), algorithm="sac", **flags, **others)
+        original,
+        other,
     )
     assert capsys.readouterr().err == ""

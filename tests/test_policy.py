@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import TRAINED, over_devices, ppo, sac, same_bits, small_args
+from numpy.testing import assert_allclose, assert_array_equal
 from orbax.checkpoint import v1 as orbax
 
 from pmaprl.actors.host_evaluation import run_host_episodes
@@ -53,23 +54,44 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(traine
     policy = load_policy(run_dir)
     # The policy's own shapes: actions are the environment's, neither flat nor without bounds.
     obs = jax.tree.map(np.asarray, env.spec.example_obs(3))
-    actions, _ = policy(obs, policy.initial_memory(3), np.ones(3, bool), reward=np.zeros(3))
-    shapes = map_leaves(lambda leaf, x: x.shape == (3, *leaf.shape), env.action_space, actions)
+    actions, _ = policy(
+        obs,
+        policy.initial_memory(3),
+        np.ones(3, bool),
+        reward=np.zeros(3),
+    )
+
+    def has_shape(leaf, x):
+        return x.shape == (3, *leaf.shape)
+
+    shapes = map_leaves(has_shape, env.action_space, actions)
     assert all(jax.tree.leaves(shapes))
     episodes = over_devices(lambda: run_episodes(env, policy, 4), 1)
     assert float(episodes.ret.mean()) == pytest.approx(
-        result.evaluation["eval/return_mean"][0], abs=1e-4, rel=1e-6
+        result.evaluation["eval/return_mean"][0],
+        abs=1e-4,
+        rel=1e-6,
     )
 
 
-ON_THE_HOST = {"vectorization": "sync", "num_steps": 8, "hidden_sizes": (8,), "quiet": True}
+ON_THE_HOST = {
+    "vectorization": "sync",
+    "num_steps": 8,
+    "hidden_sizes": (8,),
+    "quiet": True,
+}
 ON_THE_HOST |= {
     "total_timesteps": 512,
     "eval_episodes": 4,
     "eval_interval": 0,
     "checkpoint_interval": 0,
 }
-BUFFER = {"envs_per_actor": 4, "batch_size": 16, "buffer_size": 512, "learning_starts": 64}
+BUFFER = {
+    "envs_per_actor": 4,
+    "batch_size": 16,
+    "buffer_size": 512,
+    "learning_starts": 64,
+}
 
 
 @pytest.mark.parametrize(
@@ -85,15 +107,18 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_on_the_host_did(
     algorithm, toy, flags, tmp_path
 ):
     env = f"gymnasium:host_toys:{toy}Toy-v0"
-    result = algorithm.train(algorithm.Args(env=env, run_dir=str(tmp_path), **ON_THE_HOST | flags))
+    args = algorithm.Args(env=env, run_dir=str(tmp_path), **ON_THE_HOST | flags)
+    result = algorithm.train(args)
     envs = make_host(env, 4, SEED, vectorization="sync")
     policy = load_policy(tmp_path)
     player = Player(
-        policy.initial_memory, lambda seen, memory, keys: policy(seen.obs, memory, seen.first)
+        policy.initial_memory,
+        lambda seen, memory, keys: policy(seen.obs, memory, seen.first),
     )
     episodes = run_host_episodes(Worker("test", envs=envs), player, 4)
     assert float(episodes.ret.mean()) == pytest.approx(
-        result.evaluation["eval/return_mean"][0], abs=1e-4
+        result.evaluation["eval/return_mean"][0],
+        abs=1e-4,
     )
 
 
@@ -101,32 +126,45 @@ def test_actions_are_best_and_drawn_by_the_logits_of_normalised_observations(tra
     run_dir, env, _ = trained("normalised")
     policy = load_policy(run_dir)
     actor = ppo.Actor(ppo.Args.from_run(run_dir), env.spec)
-    raw = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    raw = rng.normal(size=(500, 4)).astype(np.float32)
     normalised = policy._learner.obs_stats.normalize(raw)
     right, wrong = (
         actor.apply(policy._learner.params.actor, obs)[0].logits for obs in (normalised, raw)
     )
-    np.testing.assert_array_equal(policy(raw), right.argmax(axis=1))
-    assert np.mean(policy(raw) != wrong.argmax(axis=1)) > 0.01, "else this shows nothing"
-    drawn = jax.vmap(lambda key: policy(raw[0], key=key))(jax.random.split(jax.random.key(0), 4000))
+    assert_array_equal(policy(raw), right.argmax(axis=1))
+    differs = policy(raw) != wrong.argmax(axis=1)
+    assert np.mean(differs) > 0.01, "else this shows nothing"
+    keys = jax.random.split(jax.random.key(0), 4000)
+    drawn = jax.vmap(lambda key: policy(raw[0], key=key))(keys)
     probability = float(jax.nn.softmax(right[0])[1])
     assert float(jnp.mean(drawn)) == pytest.approx(
-        probability, abs=4 * np.sqrt(probability * (1 - probability) / 4000)
+        probability,
+        abs=4 * np.sqrt(probability * (1 - probability) / 4000),
     )
 
 
 def test_observations_of_every_kind_of_array_and_in_every_batch(trained):
     policy = load_policy(trained("sac")[0])
-    obs = np.random.default_rng(0).normal(size=(2, 3, 3))  # float64, as numpy makes it
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(2, 3, 3))  # float64, as numpy makes it
     actions = policy(obs)
-    assert (type(actions), actions.shape, actions.dtype) == (np.ndarray, (2, 3, 1), np.float32)
-    np.testing.assert_allclose(policy(obs[1, 2]), actions[1, 2], rtol=1e-5)
+    assert type(actions) is np.ndarray
+    assert actions.shape == (2, 3, 1)
+    assert actions.dtype == np.float32
+    one = policy(obs[1, 2])
+    assert_allclose(one, actions[1, 2], rtol=1e-5)
     assert policy(obs[0, 0].tolist()).shape == (1,)
     assert isinstance(policy(jnp.asarray(obs)), jax.Array)
     assert policy(np.zeros((0, 3))).shape == (0, 1)
-    np.testing.assert_allclose(jax.jit(lambda: policy(obs))(), actions, rtol=1e-5)
+    compiled = jax.jit(lambda: policy(obs))
+    assert_allclose(compiled(), actions, rtol=1e-5)
     actions += 1  # its own, not a view of a device's memory
-    for wrong, word in ((np.zeros(4), "(3,)"), (1.0, "(3,)"), (["a", "b", "c"], "float32")):
+    for wrong, word in (
+        (np.zeros(4), "(3,)"),
+        (1.0, "(3,)"),
+        (["a", "b", "c"], "float32"),
+    ):
         with pytest.raises(UsageError, match=re.escape(word)):
             policy(wrong)
 
@@ -137,18 +175,22 @@ def test_with_a_key_actions_are_drawn_anew_for_every_observation(trained):
     drawn = policy(obs, key=jax.random.key(1))
     assert len(np.unique(drawn)) == 50
     assert same_bits(drawn, policy(obs, key=jax.random.key(1)))
-    assert not same_bits(drawn, policy(obs, key=jax.random.key(2)))
+    others = policy(obs, key=jax.random.key(2))
+    assert not same_bits(drawn, others)
     assert np.all(np.abs(drawn) <= 2)
     assert len(np.unique(policy(obs))) == 1
     keys = jax.random.split(jax.random.key(0), 5)
     many = jax.vmap(lambda key: policy(obs, key=key))(keys)
-    np.testing.assert_allclose(many[2], policy(obs, key=keys[2]), rtol=1e-5)
+    one = policy(obs, key=keys[2])
+    assert_allclose(many[2], one, rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_actions_are_within_the_bounds_of_a_box_and_of_the_kind_that_gymnasium_wants(trained):
-    drawn = load_policy(trained("box")[0])(np.ones((200, 2)), key=jax.random.key(0))
-    assert (drawn.min(), drawn.max()) == (-1.0, 0.5)
+    policy = load_policy(trained("box")[0])
+    drawn = policy(np.ones((200, 2)), key=jax.random.key(0))
+    assert drawn.min() == -1.0
+    assert drawn.max() == 0.5
     assert isinstance(load_policy(trained("one-hot")[0])(3), np.integer)
 
 
@@ -162,7 +204,11 @@ def test_step_seed_and_path_choose_the_parameters(trained, run_copy, monkeypatch
         return params.actor["params"]["PolicyHead_0"]["Dense_0"]["kernel"]
 
     assert same_bits(kernel(result.params), kernels[256])
-    for choice in ({"seed": 0}, {"seed": 1}, {"step": np.int64(128), "seed": 1}):
+    for choice in (
+        {"seed": 0},
+        {"seed": 1},
+        {"step": np.int64(128), "seed": 1},
+    ):
         wanted = kernels[choice.get("step", 256)][choice["seed"]]
         assert same_bits(kernel(load_policy(run_dir, **choice)._learner.params), wanted)
     unfinished = run_copy / "checkpoints" / "384.orbax-checkpoint-tmp" / "metrics"
@@ -170,7 +216,11 @@ def test_step_seed_and_path_choose_the_parameters(trained, run_copy, monkeypatch
     (unfinished / "metrics").touch()
     assert load_policy(run_copy, step="best").step in (128, 256)
     assert load_policy(run_copy).step == 256
-    for choice, told in (({"step": 7}, "128, 256"), ({"seed": 2}, "2"), ({"member": "x"}, "x")):
+    for choice, told in (
+        ({"step": 7}, "128, 256"),
+        ({"seed": 2}, "2"),
+        ({"member": "x"}, "x"),
+    ):
         with pytest.raises(UsageError, match=told):
             load_policy(run_dir, **choice)
     shutil.copytree(run_dir, run_copy / "checkpoints" / "7")
@@ -190,8 +240,10 @@ def test_the_best_checkpoint_is_that_of_the_agent(run_copy):
     for step, returns in ((128, [9.0, 1.0]), (256, [5.0, 2.0])):
         Checkpoints(run_copy / "checkpoints").add_evaluation(step, returns)
     first, second = (load_policy(run_copy, step="best", seed=seed) for seed in (0, 1))
-    assert (first.step, first.evaluation) == (128, 9.0)
-    assert (second.step, second.evaluation) == (256, 2.0)
+    assert first.step == 128
+    assert first.evaluation == 9.0
+    assert second.step == 256
+    assert second.evaluation == 2.0
     Checkpoints(run_copy / "checkpoints").add_evaluation(128, [np.nan, 1.0])
     assert load_policy(run_copy, step="best").step == 256
 
@@ -239,7 +291,8 @@ def test_a_policy_keeps_its_evaluation_where_its_checkpoint_is_deleted(run_copy,
     Checkpoints(folder).add_evaluation(256, [5.0, 2.0])
     monkeypatch.setattr(orbax, "load", deleting)
     policy = load_policy(run_copy, step="best")
-    assert (policy.step, policy.evaluation) == (128, 9.0)
+    assert policy.step == 128
+    assert policy.evaluation == 9.0
     with pytest.raises(UsageError, match="no checkpoint"):
         load_policy(run_copy, step="best")
 
@@ -248,7 +301,8 @@ def with_config(run_dir: Path, copy: Path, **changes) -> Path:
     """A copy of a run whose `config.json` says something else."""
     shutil.copytree(run_dir, copy)
     path = copy / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(config))
     return copy
 
 
@@ -299,15 +353,17 @@ def test_code_from_elsewhere_is_run_when_it_is_named_and_imported_anew_when_it_c
 ):
     mine = tmp_path / "mine.py"
     code = Path(ppo.__file__).read_text().replace("parents[1]", "parents[0]")
-    run_dir = with_config(trained("normalised")[0], tmp_path / "run", script=str(mine))
-    obs = np.random.default_rng(0).normal(size=(20, 4))
+    source = trained("normalised")[0]
+    run_dir = with_config(source, tmp_path / "run", script=str(mine))
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(20, 4))
     actions = []
     for best in ("policy.mode()", "1 - policy.mode()"):
         mine.write_text(code.replace("return policy.mode() if key", f"return {best} if key"))
         with pytest.warns(UserWarning, match="mine.py has changed since"):
             actions.append(load_policy(run_dir, algorithm=mine)(obs))
-    np.testing.assert_array_equal(actions[0], load_policy(run_dir, algorithm=ppo)(obs))
-    np.testing.assert_array_equal(actions[0], 1 - actions[1])
+    assert_array_equal(actions[0], load_policy(run_dir, algorithm=ppo)(obs))
+    assert_array_equal(actions[0], 1 - actions[1])
 
 
 def image_policy() -> Policy:
@@ -315,11 +371,11 @@ def image_policy() -> Policy:
     first corner.
     """
     frames = gymnasium.spaces.Box(0, 255, (2, 12, 13), np.uint8)
-    space = gymnasium.spaces.Dict(
-        {"frames": frames, "numbers": gymnasium.spaces.Box(-1, 1, (2, 12, 13))}
-    )
+    numbers = gymnasium.spaces.Box(-1, 1, (2, 12, 13))
+    space = gymnasium.spaces.Dict({"frames": frames, "numbers": numbers})
     env = Conversion("frames", space, gymnasium.spaces.Discrete(9)).spec
-    env = EnvSpec.from_json(json.loads(json.dumps(env.to_json())))
+    stored = json.loads(json.dumps(env.to_json()))
+    env = EnvSpec.from_json(stored)
 
     def act(learner, obs, key):
         return obs["frames"][:, 1, 0, 1].astype(jnp.int32)
@@ -338,18 +394,27 @@ def test_a_policy_takes_images_as_their_environment_gives_them(tmp_path):
     """Or with channels last; the exported one takes the former."""
     policy = image_policy()
     rng = np.random.default_rng(0)
-    frames = rng.integers(0, 9, (4, 5, 2, 12, 13)).astype(np.uint8)
+    pixels = rng.integers(0, 9, (4, 5, 2, 12, 13))
+    frames = pixels.astype(np.uint8)
     obs = {"frames": frames, "numbers": np.zeros(frames.shape, np.float32)}
-    last = jax.tree.map(lambda x: np.moveaxis(x, -3, -1), obs)
+
+    def last_axis(x):
+        return np.moveaxis(x, -3, -1)
+
+    last = jax.tree.map(last_axis, obs)
     wanted = frames[:, :, 1, 1, 0].tolist()
     assert policy(obs).tolist() == policy(last).tolist() == wanted
-    assert jax.jit(lambda obs: policy(obs))(obs).tolist() == wanted
-    assert policy(jax.tree.map(lambda x: x[0, 0], obs)) == wanted[0][0]
+    compiled = jax.jit(lambda obs: policy(obs))
+    assert compiled(obs).tolist() == wanted
+    one = policy(jax.tree.map(lambda x: x[0, 0], obs))
+    assert one == wanted[0][0]
     with pytest.raises(UsageError, match=re.escape("(2, 12, 13)")):
-        policy(obs | {"frames": np.zeros((12, 2, 13), np.uint8)})
+        turned = np.zeros((12, 2, 13), np.uint8)
+        policy(obs | {"frames": turned})
     export_policy(policy, tmp_path / "p.stablehlo")
     exported = jax.export.deserialize(bytearray((tmp_path / "p.stablehlo").read_bytes()))
-    assert exported.call(jax.tree.map(lambda x: x[0], obs)).tolist() == wanted[0]
+    actions = exported.call(jax.tree.map(lambda x: x[0], obs))
+    assert actions.tolist() == wanted[0]
     inputs = json.loads((tmp_path / "p.stablehlo.json").read_text())["inputs"]
     assert inputs["obs/frames"]["shape"][1:] == [2, 12, 13]
 
@@ -371,9 +436,10 @@ def test_spaces_survive_a_config_file():
         )[3]
         == odd
     )
+    open_box = Box(np.float32([-1, -np.inf]), np.float32([np.inf, 3.4e38]), (2,))
     for space in (
         MultiDiscrete((2, 3)),
-        Box(np.float32([-1, -np.inf]), np.float32([np.inf, 3.4e38]), (2,)),
+        open_box,
     ):
         text = json.dumps(
             EnvSpec(
@@ -385,9 +451,12 @@ def test_spaces_survive_a_config_file():
             allow_nan=False,
         )
         back = EnvSpec.from_json(json.loads(text))
-        assert (back.name, back.obs_dtype, back.action_space) == ("E", np.uint8, Discrete(2))
+        assert back.name == "E"
+        assert back.obs_dtype == np.uint8
+        assert back.action_space == Discrete(2)
         assert type(back.observation_space) is type(space)
-        assert all(np.array_equal(a, b) for a, b in zip(back.observation_space, space, strict=True))
+        pairs = zip(back.observation_space, space, strict=True)
+        assert all(np.array_equal(a, b) for a, b in pairs)
 
 
 def test_observations_that_the_type_does_not_hold_are_refused():
@@ -399,9 +468,14 @@ def test_observations_that_the_type_does_not_hold_are_refused():
         action_space=Discrete(2),
     )
     algorithm = ppo.make_ppo(args, spec)
-    policy = Policy(algorithm, algorithm.init(jax.random.key(0), hparams_of(args)), spec)
+    learner = algorithm.init(jax.random.key(0), hparams_of(args))
+    policy = Policy(algorithm, learner, spec)
     assert policy(np.int64([7])) == policy(jnp.uint32([7]))
-    for obs in (np.int64([5_000_000_000]), np.uint64([2**64 - 1]), jnp.uint32([2**31])):
+    for obs in (
+        np.int64([5_000_000_000]),
+        np.uint64([2**64 - 1]),
+        jnp.uint32([2**31]),
+    ):
         with pytest.raises(UsageError, match=str(obs[0])):
             policy(obs)
 
@@ -411,21 +485,28 @@ def test_bytes_of_a_run_before_their_bounds_counted_are_divided_by_255_still(
     tmp_path, high, wanted
 ):
     """A run of today says what its --byte-max is, and needs no guess."""
+    space = {"codes": box((2,), 0, high), "other": (box((1,), 0, 1),)}
     spec = EnvSpec(
         name="E",
-        observation_space={"codes": box((2,), 0, high), "other": (box((1,), 0, 1),)},
+        observation_space=space,
         obs_dtype=None,
         action_space=Discrete(2),
     )
-    spec = spec._replace(obs_dtype={"codes": np.dtype(np.uint8), "other": (np.dtype(np.float32),)})
-    config = {"algorithm": "ppo_pmap", "args": {"env": "E"}, "env_spec": spec.to_json()}
+    dtypes = {"codes": np.dtype(np.uint8), "other": (np.dtype(np.float32),)}
+    spec = spec._replace(obs_dtype=dtypes)
+    config = {
+        "algorithm": "ppo_pmap",
+        "args": {"env": "E"},
+        "env_spec": spec.to_json(),
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_config(tmp_path)["args"].get("byte_max") == wanted
     config["args"]["byte_max"] = 0
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_config(tmp_path)["args"]["byte_max"] == 0
     config["env_spec"] = {"observation_space": [3], "obs_dtype": {"codes": []}}  # of a stranger
-    (tmp_path / "config.json").write_text(json.dumps({**config, "args": {"env": "E"}}))
+    text = json.dumps({**config, "args": {"env": "E"}})
+    (tmp_path / "config.json").write_text(text)
     assert "byte_max" not in read_config(tmp_path)["args"]
 
 
@@ -444,4 +525,5 @@ def test_jax_that_cannot_start_is_said_with_the_reason(trained, monkeypatch):
 
 def test_commands_for_policies_name_a_setting_of_jax_that_they_do_not_work_with(trained):
     with jax.numpy_rank_promotion("raise"), pytest.raises(UsageError, match="RANK_PROMOTION=raise"):
-        load_named(PolicyArgs(str(trained("normalised")[0])), Console(quiet=True, total_steps=0))
+        args = PolicyArgs(str(trained("normalised")[0]))
+        load_named(args, Console(quiet=True, total_steps=0))

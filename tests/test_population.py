@@ -46,13 +46,10 @@ def test_members_draw_what_is_asked_for():
     assert seed == list(range(7, 407))
     rate = np.array(member_values["learning_rate"])
     gamma = np.array(member_values["gamma"])
-    assert (
-        1e-4 <= rate.min() < np.median(rate) < rate.max() <= 1e-2
-        and 0.9 <= gamma.min() < gamma.max() <= 0.99
-    )
-    assert np.median(rate) == pytest.approx(1e-3, rel=0.3) and np.median(gamma) == pytest.approx(
-        0.945, abs=0.01
-    )
+    assert 1e-4 <= rate.min() < np.median(rate) < rate.max() <= 1e-2
+    assert 0.9 <= gamma.min() < gamma.max() <= 0.99
+    assert np.median(rate) == pytest.approx(1e-3, rel=0.3)
+    assert np.median(gamma) == pytest.approx(0.945, abs=0.01)
     assert {0, 0.01, 0.1} == set(member_values["ent_coef"])
     assert abs(np.corrcoef(np.log(rate), gamma)[0, 1]) < 0.2, "each flag draws by itself"
 
@@ -70,7 +67,9 @@ def test_a_flag_draws_the_same_whatever_others_are_swept():
 
 def test_a_grid_has_all_combinations_with_every_seed():
     args = small_args(
-        sweep=("learning-rate=1e-4,1e-3", "clip_eps=0.1,0.2,0.3"), num_seeds=2, seed=5
+        sweep=("learning-rate=1e-4,1e-3", "clip_eps=0.1,0.2,0.3"),
+        num_seeds=2,
+        seed=5,
     )
     flags = [*args.flags_of_members()]
     assert len({json.dumps(one) for one in flags}) == 12
@@ -99,9 +98,18 @@ def test_as_many_members_run_as_fit_and_fewer_where_devices_exchange_those_of_th
 
 
 def _prepared(count, **flags):
-    """What `check_fits` takes: flags, shapes, the environment and `count` devices."""
-    small = {"num_envs": 4, "num_steps": 4, "eval_episodes": 1, "hidden_sizes": (16,)}
-    args = ppo.Args(**small, sweep=("gamma=uniform:0.9:0.99",), **flags)
+    """Make what `check_fits` takes: flags, shapes, the environment and `count` devices."""
+    small = {
+        "num_envs": 4,
+        "num_steps": 4,
+        "eval_episodes": 1,
+        "hidden_sizes": (16,),
+    }
+    args = ppo.Args(
+        **small,
+        sweep=("gamma=uniform:0.9:0.99",),
+        **flags,
+    )
     env = make(args.env)
     devices = jax.devices()[:1]
     programs = over_devices(for_seeds(ppo.make_ppo(args, env.spec), args, env), devices)
@@ -127,7 +135,7 @@ def finished(tmp_path_factory):
     return train(folder, **SWEEP), folder
 
 
-def test_a_finished_population_has_its_picture_and_its_members_are_compared_by_their_values(
+def test_a_finished_population_has_a_picture_and_is_compared_by_its_members_values(
     finished,
 ):
     result, folder = finished
@@ -139,10 +147,8 @@ def test_a_finished_population_has_its_picture_and_its_members_are_compared_by_t
     returns = np.array(result.evaluation["eval/return_mean"])[
         np.argsort([x["learning_rate"] for x in members])
     ]
-    assert (table["seeds"].tolist(), table["return"].tolist()) == (
-        [1] * 4,
-        pytest.approx(returns.tolist()),
-    )
+    assert table["seeds"].tolist() == [1] * 4
+    assert table["return"].tolist() == pytest.approx(returns.tolist())
 
 
 def test_the_best_member_is_loaded(finished):
@@ -174,17 +180,26 @@ def test_without_an_evaluation_of_its_step_a_best_member_is_named_with_a_warning
 
 
 def test_a_population_resumes_to_the_last_bit(finished, tmp_path):
-    train(tmp_path / "run", **SWEEP, stop_after=64, checkpoint_interval=32)
+    train(
+        tmp_path / "run",
+        **SWEEP,
+        stop_after=64,
+        checkpoint_interval=32,
+    )
     assert ppo.train(ppo.Args.from_run(tmp_path / "run")).state_sha256 == finished[0].state_sha256
 
 
 def test_members_that_break_stop_no_other_and_are_not_the_best_whatever_they_earn(tmp_path, capsys):
-    """What is not a number chooses the first action, and stays in MountainCar's valley as a policy
-    does at first.
+    """A policy that is not a number chooses the first action, and stays in MountainCar's valley as
+    one does at first.
     """
     env = {"env": "MountainCar-v0", "env_params": '{"max_steps_in_episode": 20}'}
     result = train(
-        tmp_path / "run", sweep=("learning_rate=1e30,1e-3",), num_seeds=2, quiet=False, **env
+        tmp_path / "run",
+        sweep=("learning_rate=1e30,1e-3",),
+        num_seeds=2,
+        quiet=False,
+        **env,
     )
     assert result.status == "finished"
     assert [np.isfinite(x) for x in result.evaluation["eval/return_mean"]] == [
@@ -195,7 +210,8 @@ def test_members_that_break_stop_no_other_and_are_not_the_best_whatever_they_ear
     ]
     printed, warnings = capsys.readouterr()
     ranked = [float(x) for x in re.findall(r"\d\.  return (\S+) ±", printed)]
-    assert len(ranked) == 2 and ranked == sorted(ranked, reverse=True)
+    assert len(ranked) == 2
+    assert ranked == sorted(ranked, reverse=True)
     (warning,) = [line for line in warnings.splitlines() if "warning" in line]
     assert "members 0, 1" in warning
     assert load_policy(tmp_path / "run").member >= 2

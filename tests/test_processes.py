@@ -1,4 +1,4 @@
-"""What processes agree on; here one process plays one of several."""
+"""Agreement between processes; here one process plays one of several."""
 
 import dataclasses
 import threading
@@ -61,7 +61,8 @@ def test_a_save_is_not_waited_for_where_another_process_has_failed_in_it(beside,
 
 
 @pytest.mark.parametrize(
-    ("kind", "raised"), [("Damaged", UsageError), ("TrainingError", TrainingError)]
+    ("kind", "raised"),
+    [("Damaged", UsageError), ("TrainingError", TrainingError)],
 )
 def test_a_checkpoint_that_is_damaged_for_another_process_is_skipped(
     kind, raised, tmp_path, monkeypatch
@@ -113,7 +114,8 @@ def test_processes_that_have_met_compare_what_was_not_known_before(tmp_path, mon
     }
     monkeypatch.setattr(multihost, "allgather", lambda own: [own, own | {"--seed": 7}])
     with pytest.raises(
-        UsageError, match="process 1 differs from process 0: --seed is 7 there, 0 here"
+        UsageError,
+        match="process 1 differs from process 0: --seed is 7 there, 0 here",
     ):
         agree_on_directory(args, config)
 

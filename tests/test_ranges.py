@@ -34,7 +34,12 @@ SPACE = {
     "cards": MultiDiscrete((2, 4), (2, 1)),
     "bits": BITS,
 }
-FITTING = {"action_mask": [0.0, 1.0], "place": 2, "cards": [[1], [3]], "bits": [0, 1]}
+FITTING = {
+    "action_mask": [0.0, 1.0],
+    "place": 2,
+    "cards": [[1], [3]],
+    "bits": [0, 1],
+}
 WRONG = [
     {"action_mask": [0.0, -1e9]},
     {"action_mask": [0.5, 1.0]},
@@ -48,7 +53,7 @@ WRONG = [
 
 
 def observations(**changes):
-    """Those of four environments, [4, ...], of which the last one has `changes`."""
+    """Make observations of four environments, [4, ...], of which the last one has `changes`."""
     one = {name: np.array([value] * 4) for name, value in FITTING.items()}
     for name, value in changes.items():
         one[name][3] = value
@@ -57,10 +62,19 @@ def observations(**changes):
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_choices_and_masks_outside_of_their_space_are_found_on_any_device(wrong):
-    spec = EnvSpec(name="Odd-v0", observation_space=SPACE, obs_dtype=None, action_space=Discrete(2))
+    spec = EnvSpec(
+        name="Odd-v0",
+        observation_space=SPACE,
+        obs_dtype=None,
+        action_space=Discrete(2),
+    )
     for changes, fits in (({}, True), (wrong, False)):
         obs = observations(**changes)
-        found = over_devices(lambda obs: range_metrics(SPACE, AXIS, obs), 2, obs)[IN_SPACE]
+
+        def measure(obs):
+            return range_metrics(SPACE, AXIS, obs)
+
+        found = over_devices(measure, 2, obs)[IN_SPACE]
         assert np.isfinite(found).tolist() == [fits] * 2
         assert in_space(obs, SPACE, np).tolist() == [True, True, True, fits]
         assert (fault_in(obs, spec) == "") == fits
@@ -129,7 +143,8 @@ def test_the_last_observation_of_an_episode_has_to_be_in_its_space_too(kind, alg
 
 class NotFinite(Toy):
     def get_obs(self, state, params=None, key=None):
-        return super().get_obs(state) * jnp.where(state.time == 3, jnp.nan, 1.0)
+        factor = jnp.where(state.time == 3, jnp.nan, 1.0)
+        return super().get_obs(state) * factor
 
 
 class Codes(Pixels):
@@ -149,14 +164,16 @@ def test_a_run_and_an_evaluation_on_what_a_space_rules_out_do_not_count(kind, tm
     episodes = run_episodes_of(env)
     assert fault_of(episodes) == OUTSIDE
     with pytest.raises(TrainingError, match="action_mask of more than 0 and 1"):
-        ppo.train(small_args(run_dir=str(tmp_path / "run"), eval_interval=0), env=env)
+        args = small_args(run_dir=str(tmp_path / "run"), eval_interval=0)
+        ppo.train(args, env=env)
 
 
 def run_episodes_of(env):
     """Two episodes by a policy that always takes the first action, on the host."""
     play = lambda key: run_episodes(env, lambda obs: jnp.zeros(2, jnp.int32), 2)  # noqa: E731
     episodes = jax.pmap(play, axis_name=AXIS)(jnp.zeros(1))
-    return jax.device_get(jax.tree.map(lambda x: x[0], episodes))
+    of_first = jax.tree.map(lambda x: x[0], episodes)
+    return jax.device_get(of_first)
 
 
 def policy_for(name, **flags):
@@ -164,14 +181,21 @@ def policy_for(name, **flags):
     env = make_env(name)
     args = small_args(**flags)
     algorithm = ppo.make_algorithm(args, env.spec)
-    return Policy(algorithm, algorithm.init(jax.random.key(0), hparams_of(args)), env.spec)
+    learner = algorithm.init(jax.random.key(0), hparams_of(args))
+    return Policy(algorithm, learner, env.spec)
 
 
-NOT_FINITE = [[0.0, np.nan], [np.inf, 0.0], jnp.array([jnp.nan, 0.0])]
+NOT_FINITE = [
+    [0.0, np.nan],
+    [np.inf, 0.0],
+    jnp.array([jnp.nan, 0.0]),
+]
 
 
 @pytest.mark.parametrize(
-    "obs", [*NOT_FINITE, np.ma.array([0.0, 1.0], mask=[True, False])], ids=range(4)
+    "obs",
+    [*NOT_FINITE, np.ma.array([0.0, 1.0], mask=[True, False])],
+    ids=range(4),
 )
 def test_a_policy_refuses_numbers_that_are_none(obs):
     policy = policy_for("Toy")
@@ -180,7 +204,14 @@ def test_a_policy_refuses_numbers_that_are_none(obs):
         policy(obs)
 
 
-TOLD = [("no", 0.0), (np.nan, 0.0), (2, 0.0), ([0, 1, 1], 0.0), (True, np.nan), (True, 1e39)]
+TOLD = [
+    ("no", 0.0),
+    (np.nan, 0.0),
+    (2, 0.0),
+    ([0, 1, 1], 0.0),
+    (True, np.nan),
+    (True, 1e39),
+]
 
 
 @pytest.mark.parametrize(("first", "reward"), TOLD, ids=range(6))
@@ -188,16 +219,27 @@ def test_a_policy_with_memory_is_told_truths_and_finite_numbers(first, reward):
     args = small_rnn_args(obs_prev_action_reward=True)
     env = make_env("Toy")
     algorithm = ppo_rnn.make_algorithm(args, env.spec)
-    policy = Policy(algorithm, algorithm.init(jax.random.key(0), hparams_of(args)), env.spec)
+    learner = algorithm.init(jax.random.key(0), hparams_of(args))
+    policy = Policy(algorithm, learner, env.spec)
     memory = policy.initial_memory(1)
     policy(np.zeros((1, 2)), memory, [True], reward=[0.0])
     with pytest.raises(UsageError, match="first|reward"):
         policy(np.zeros((1, 2)), memory, first, reward=reward)
     with pytest.raises(UsageError, match="memory"):
-        policy(np.zeros((1, 2)), jax.tree.map(lambda x: x.tolist(), memory), True, reward=0.0)
+        policy(
+            np.zeros((1, 2)),
+            jax.tree.map(lambda x: x.tolist(), memory),
+            True,
+            reward=0.0,
+        )
 
 
-KEYS = [0, np.random.default_rng(0), jax.random.split(jax.random.key(0), 3), 1.5]
+KEYS = [
+    0,
+    np.random.default_rng(0),
+    jax.random.split(jax.random.key(0), 3),
+    1.5,
+]
 
 
 @pytest.mark.parametrize("key", KEYS, ids=range(4))
@@ -269,7 +311,11 @@ def test_a_mask_that_does_not_say_what_it_masks_is_refused(spec):
 
 
 def test_parts_of_a_mask_have_the_names_of_the_actions():
-    actions = {"fire": Discrete(2), "move": Discrete(2), "steer": spaces.box((1,))}
+    actions = {
+        "fire": Discrete(2),
+        "move": Discrete(2),
+        "steer": spaces.box((1,)),
+    }
     check_parts(spec_with({"action_mask": BITS_OF}, actions))
 
 
@@ -284,19 +330,34 @@ BIT = gymnasium.spaces.Box(0, 1, (2,), np.int8)
 
 @pytest.mark.parametrize(
     "mask",
-    [[0.5, 1], [0, 256], [np.nan, 1], [0.0, -1e9], ["0", "1"], [1j, 0], [1], [[1, 0]]],
+    [
+        [0.5, 1],
+        [0, 256],
+        [np.nan, 1],
+        [0.0, -1e9],
+        ["0", "1"],
+        [1j, 0],
+        [1],
+        [[1, 0]],
+    ],
     ids=str,
 )
 def test_a_mask_in_an_info_is_0_and_1_in_the_shape_of_the_first_one(mask):
     assert mask_of([False, True], BIT, "the mask").tolist() == [0, 1]
-    for space, given in ((BIT, mask), (gymnasium.spaces.Tuple([BIT]), (mask,))):
+    cases = ((BIT, mask), (gymnasium.spaces.Tuple([BIT]), (mask,)))
+    for space, given in cases:
         with pytest.raises(FailedEnvError):
             mask_of(given, space, "the mask")
 
 
 def test_a_mask_in_an_info_keeps_its_parts():
     space = gymnasium.spaces.Tuple([BIT, BIT])
-    for parts in (([1, 0],), ([1, 0], [0, 1], [1, 1]), None, 1):
+    for parts in (
+        ([1, 0],),
+        ([1, 0], [0, 1], [1, 1]),
+        None,
+        1,
+    ):
         with pytest.raises(FailedEnvError, match="2 parts"):
             mask_of(parts, space, "the mask")
 

@@ -99,17 +99,21 @@ def test_the_pages_show_all_examples():
 def test_the_pages_stay_short():
     # Bars of tables are none
     words = {page: len(re.findall(r"\S*\w\S*", page.read_text())) for page in PAGES}
-    assert words.pop(README) <= 900 and sum(words.values()) <= 17_500
+    assert words.pop(README) <= 900
+    assert sum(words.values()) <= 17_500
 
 
 @pytest.mark.slow
 def test_the_update_of_the_page_of_ppo_runs_under_shard_map():
     (code,) = re.findall(
-        r"```python\n([^`]*shard_map.*?)```", (DOCS / "ppo.md").read_text(), re.DOTALL
+        r"```python\n([^`]*shard_map.*?)```",
+        (DOCS / "ppo.md").read_text(),
+        re.DOTALL,
     )
     names = {}
     exec(code, names)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(names["state"].learner.params))
+    leaves = jax.tree.leaves(names["state"].learner.params)
+    assert all(np.isfinite(x).all() for x in leaves)
 
 
 EXAMPLES = ROOT / "examples"
@@ -142,7 +146,8 @@ def test_the_documented_frame_draws_an_environment(tmp_path, monkeypatch):
     assert recording.obs_names == ("place",)
     warnings = []
     count = draw_gif(env, recording, tmp_path / "walk.gif", warnings.append)
-    assert count == len(recording.rewards) + 1 and not warnings
+    assert count == len(recording.rewards) + 1
+    assert not warnings
     middles = []
     with Image.open(tmp_path / "walk.gif") as gif:
         for step in (0, count - 1):
@@ -151,7 +156,8 @@ def test_the_documented_frame_draws_an_environment(tmp_path, monkeypatch):
                 np.abs(np.asarray(gif.convert("RGB"), int) - [0, 114, 178]).max(axis=2) < 20
             )
             middles.append(blue.mean(axis=0)[1])
-    moved = 50 * float(recording.obs[-1, 0] - recording.obs[0, 0])
+    distance = float(recording.obs[-1, 0] - recording.obs[0, 0])
+    moved = 50 * distance
     assert middles[1] - middles[0] == pytest.approx(moved, abs=2)
 
 
@@ -185,7 +191,8 @@ def test_seeds_sweeps_resume_and_policies_come_for_free(written, tmp_path):
         "num_devices": 1,
     }
     whole = written.train(written.Args(**flags, run_dir=str(tmp_path / "whole")))
-    written.train(written.Args(**flags, run_dir=str(tmp_path / "half"), stop_after=128))
+    args = written.Args(**flags, run_dir=str(tmp_path / "half"), stop_after=128)
+    written.train(args)
     half = written.train(written.Args.from_run(tmp_path / "half"))
     assert half.state_sha256 == whole.state_sha256
     policy = load_policy(tmp_path / "half", algorithm=written, member=1)

@@ -20,6 +20,7 @@ from helpers import (
     sac,
     small_sac_args,
 )
+from numpy.testing import assert_allclose, assert_array_equal
 
 import pmaprl.device.programs
 from pmaprl.device.drivers import with_returns
@@ -36,7 +37,8 @@ def test_squashed_normal_is_exact_where_tanh_saturates_too(u):
     noise = (u - policy.mean) / jnp.exp(policy.log_std)
     action, log_prob = policy.sample_with_log_prob(noise)
     slope = np.log(4) - 2 * u - 2 * np.logaddexp(0, -2 * u)
-    exact = -0.5 * ((u - 0.3) * np.exp(0.5)) ** 2 + 0.5 - 0.5 * np.log(2 * np.pi) - slope
+    scaled = (u - 0.3) * np.exp(0.5)
+    exact = -0.5 * scaled**2 + 0.5 - 0.5 * np.log(2 * np.pi) - slope
     assert log_prob == pytest.approx(exact, rel=1e-5)
     assert action[0] == policy.sample(noise)[0] == pytest.approx(np.tanh(u), abs=1e-6)
     assert policy.mode()[0] == pytest.approx(np.tanh(0.3))
@@ -61,19 +63,22 @@ class Box:
 
     @staticmethod
     def q(critics, obs, action):
-        return two_critics(critics, jnp.concatenate([obs, action], axis=1))[..., 0]
+        pairs = jnp.concatenate([obs, action], axis=1)
+        return two_critics(critics, pairs)[..., 0]
 
     @classmethod
     def expected(cls, actor, critics, obs, noise):
         """Expected smaller Q and entropy, [B]."""
-        out = dense(jnp.tanh(dense(obs, actor["MLP_0"]["Dense_0"])), actor["Dense_0"])
+        hidden = jnp.tanh(dense(obs, actor["MLP_0"]["Dense_0"]))
+        out = dense(hidden, actor["Dense_0"])
         mean = out[:, :1]
-        log_std = -5 + 3.5 * (jnp.tanh(out[:, 1:]) + 1)
+        spread = 3.5 * (jnp.tanh(out[:, 1:]) + 1)
+        log_std = -5 + spread
         action = jnp.tanh(mean + jnp.exp(log_std) * noise)
-        density = (
-            jnp.exp(-0.5 * noise**2) / jnp.sqrt(2 * jnp.pi) / jnp.exp(log_std) / (1 - action**2)
-        )
-        return jnp.min(cls.q(critics, obs, action), axis=0), -jnp.log(density)[:, 0]
+        normal = jnp.exp(-0.5 * noise**2)
+        density = normal / jnp.sqrt(2 * jnp.pi) / jnp.exp(log_std) / (1 - action**2)
+        least = jnp.min(cls.q(critics, obs, action), axis=0)
+        return least, -jnp.log(density)[:, 0]
 
 
 class Discrete:
@@ -84,20 +89,26 @@ class Discrete:
 
     @staticmethod
     def q(critics, obs, action):
-        return two_critics(critics, obs)[:, jnp.arange(len(action)), action.astype(int)]
+        rows = jnp.arange(len(action))
+        return two_critics(critics, obs)[:, rows, action.astype(int)]
 
     @staticmethod
     def expected(actor, critics, obs, noise):
-        logits = dense(jnp.tanh(dense(obs, actor["MLP_0"]["Dense_0"])), actor["Dense_0"])
-        p = jnp.exp(logits) / jnp.sum(jnp.exp(logits), axis=1, keepdims=True)
-        return jnp.sum(p * jnp.min(two_critics(critics, obs), axis=0), axis=1), -jnp.sum(
-            p * jnp.log(p), axis=1
+        hidden = jnp.tanh(dense(obs, actor["MLP_0"]["Dense_0"]))
+        logits = dense(hidden, actor["Dense_0"])
+        weights = jnp.exp(logits)
+        p = weights / jnp.sum(jnp.exp(logits), axis=1, keepdims=True)
+        least = jnp.min(two_critics(critics, obs), axis=0)
+        return jnp.sum(p * least, axis=1), -jnp.sum(
+            p * jnp.log(p),
+            axis=1,
         )
 
 
 def stepped(adam, tree, grads):
     """An optimizer and its state, a list, is changed."""
-    updates, adam[1] = adam[0].update(grads, adam[1] or adam[0].init(tree))
+    moments = adam[1] or adam[0].init(tree)
+    updates, adam[1] = adam[0].update(grads, moments)
     return optax.apply_updates(tree, updates)
 
 
@@ -115,7 +126,8 @@ def updated(
     @jax.jit
     @jax.grad
     def q_gradient(critics):
-        return jnp.sum(jnp.mean((kind.q(critics, obs, action) - target) ** 2, axis=1))
+        squares = (kind.q(critics, obs, action) - target) ** 2
+        return jnp.sum(jnp.mean(squares, axis=1))
 
     @jax.jit
     @jax.grad
@@ -127,14 +139,27 @@ def updated(
     targets = params.targets
     if number % args.target_frequency == 0:
         targets = jax.tree.map(
-            lambda old, new: (1 - args.tau) * old + args.tau * new, targets, critics
+            lambda old, new: (1 - args.tau) * old + args.tau * new,
+            targets,
+            critics,
         )
     if number % args.policy_frequency:
-        return sac.Params(params.actor, critics, targets, params.log_alpha)
+        return sac.Params(
+            params.actor,
+            critics,
+            targets,
+            params.log_alpha,
+        )
     actor = stepped(optimizers[1], params.actor, policy_gradient(params.actor))
-    entropy = jnp.mean(expected(params.actor, critics, obs, noise)[1])
+    log_probs = expected(params.actor, critics, obs, noise)[1]
+    entropy = jnp.mean(log_probs)
     excess = jnp.array([entropy - kind.wanted_entropy])
-    return sac.Params(actor, critics, targets, stepped(optimizers[2], params.log_alpha, excess))
+    return sac.Params(
+        actor,
+        critics,
+        targets,
+        stepped(optimizers[2], params.log_alpha, excess),
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +171,12 @@ def updated(
     ids=["box", "discrete"],
 )
 def test_gradient_updates_are_those_of_the_paper(kind, updates, more):
-    flags = {"num_envs": 1, "batch_size": 6, "learning_starts": 0, "utd_ratio": 1.0}
+    flags = {
+        "num_envs": 1,
+        "batch_size": 6,
+        "learning_starts": 0,
+        "utd_ratio": 1.0,
+    }
     rates = {
         "policy_lr": 0.02,
         "q_lr": 0.03,
@@ -158,10 +188,8 @@ def test_gradient_updates_are_those_of_the_paper(kind, updates, more):
     args.buffer_size = 1  # less than flags may say, so that the batch is known
     init, update = programs(args, make_env(kind.env), 1)
     state = init()
-    trees = (
-        jax.tree.map(lambda x: np.float64(x[0]), tree["params"])
-        for tree in to_host(state).learner.params[:3]
-    )
+    trained_params = to_host(state).learner.params[:3]
+    trees = (jax.tree.map(lambda x: np.float64(x[0]), tree["params"]) for tree in trained_params)
     before = params = sac.Params(*trees, np.log([0.2]))
     schedules = [optax.linear_schedule(x, x * (kind is Discrete), 8) for x in (0.03, 0.02, 0.03)]
     optimizers = [[optax.adam(schedule), None] for schedule in schedules]
@@ -170,30 +198,45 @@ def test_gradient_updates_are_those_of_the_paper(kind, updates, more):
         root = state.run.key[0, 0]
         state, outcome = update(state, np.int32(1))
         metrics = outcome.fetch(1).metrics
-        learn_key = jax.random.split(jax.random.fold_in(root, step))[1]
+        step_key = jax.random.fold_in(root, step)
+        learn_key = jax.random.split(step_key)[1]
         group_key = jax.random.fold_in(jax.random.fold_in(learn_key, 0), 0)
-        noises = [
-            np.float64(jax.random.normal(key, (6, 1))) for key in jax.random.split(group_key, 3)[1:]
-        ]
+        keys = jax.random.split(group_key, 3)[1:]
+        noises = [np.float64(jax.random.normal(key, (6, 1))) for key in keys]
         ring = to_host(state).actors.replay.data
         transition = [np.repeat(np.float64(x)[0, 0], 6, axis=0) for x in ring[:5]]
         terminated += transition[3][0]
         with jax.enable_x64(True):
-            params = updated(kind, params, optimizers, transition, noises, args, step + 1)
+            params = updated(
+                kind,
+                params,
+                optimizers,
+                transition,
+                noises,
+                args,
+                step + 1,
+            )
     ours = to_host(state).learner.params
-    assert (metrics["gradient_updates"], metrics["replay/ratio"]) == (updates, 1)
+    assert metrics["gradient_updates"] == updates
+    assert metrics["replay/ratio"] == 1
     assert terminated == (3 if kind is Discrete else 0)
     for name in ("actor", "critics", "targets"):
-        mine = jax.tree.map(lambda x: x[0], getattr(ours, name)["params"])
+        theirs = getattr(ours, name)["params"]
+        mine = jax.tree.map(lambda x: x[0], theirs)
         assert relative_difference(getattr(params, name), mine) < 3e-5, name
         assert relative_difference(getattr(before, name), mine) > 0.005, f"{name} did not move"
-    assert ours.log_alpha[0] == pytest.approx(float(params.log_alpha[0]), abs=1e-5)
+    log_alpha = pytest.approx(float(params.log_alpha[0]), abs=1e-5)
+    assert ours.log_alpha[0] == log_alpha
 
 
 def filled_replay(num_envs: int, capacity: int, steps: int) -> Replay:
     """Rings of the numbers 1000 * env + step."""
     replay = new_replay({"id": jnp.int32(0)}, num_envs, capacity)
-    add = jax.jit(lambda replay, step: replay.add({"id": 1000 * jnp.arange(num_envs) + step}))
+
+    def add_ids(replay, step):
+        return replay.add({"id": 1000 * jnp.arange(num_envs) + step})
+
+    add = jax.jit(add_ids)
     for step in range(steps):
         replay = add(replay, step)
     return replay
@@ -210,9 +253,8 @@ def test_sampling_is_uniform_over_the_newest_transitions(steps, groups):
     assert set(counts) == expected
     assert scipy_stats.chisquare(list(counts.values())).pvalue > 1e-3
     per_group = drawn.reshape(groups, -1) // 1000 // (4 // groups)
-    assert (per_group == np.arange(groups)[:, None]).all(), (
-        "a group drew from the environments of another"
-    )
+    own_group = per_group == np.arange(groups)[:, None]
+    assert own_group.all(), "a group drew from the environments of another"
 
 
 @pytest.mark.slow
@@ -220,10 +262,17 @@ def test_sampling_is_uniform_over_the_newest_transitions(steps, groups):
 @pytest.mark.parametrize(("num_envs", "num_seeds"), [(1, 1), (4, 3)])
 def test_the_buffer_is_updated_in_place(num_envs, num_seeds):
     """The memory that the compiled update needs beside its state is far less than the buffer."""
-    flags = {"num_envs": num_envs, "num_seeds": num_seeds, "hidden_sizes": (4,), "batch_size": 8}
+    flags = {
+        "num_envs": num_envs,
+        "num_seeds": num_seeds,
+        "hidden_sizes": (4,),
+        "batch_size": 8,
+    }
     args = small_sac_args(**flags, buffer_size=10**6)
-    functions = over_devices(functions_of(args, make_env("Pendulum-v1")), jax.devices()[:1])
-    state = jax.eval_shape(functions.init, np.zeros((1, num_seeds), np.int32))
+    functions_of_args = functions_of(args, make_env("Pendulum-v1"))
+    functions = over_devices(functions_of_args, jax.devices()[:1])
+    seeds = np.zeros((1, num_seeds), np.int32)
+    state = jax.eval_shape(functions.init, seeds)
     memory = (
         functions.update.lower(state, np.int32(0))
         .compile(pmaprl.device.programs._options(1))
@@ -235,7 +284,15 @@ def test_the_buffer_is_updated_in_place(num_envs, num_seeds):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "num_envs"), [(0.12345, 3), (1e-5, 16), (0.1, 1), (0.3, 16), (1.7, 3), (20.0, 1)]
+    ("ratio", "num_envs"),
+    [
+        (0.12345, 3),
+        (1e-5, 16),
+        (0.1, 1),
+        (0.3, 16),
+        (1.7, 3),
+        (20.0, 1),
+    ],
 )
 def test_the_ratio_is_exact(ratio, num_envs):
     args = small_sac_args(utd_ratio=ratio, num_envs=num_envs, learning_starts=20)
@@ -249,7 +306,8 @@ def test_the_ratio_is_exact(ratio, num_envs):
 
 
 def actions_of(state) -> np.ndarray:
-    return to_host(state).actors.replay.data.action[0, :, :, 0]  # [N, C]
+    actions = to_host(state).actors.replay.data.action
+    return actions[0, :, :, 0]  # [N, C]
 
 
 def test_actions_are_random_until_learning_starts():
@@ -257,14 +315,14 @@ def test_actions_are_random_until_learning_starts():
     init, update = programs(args, make_env("Pendulum-v1"), 1)
     start = init()
     state, *_ = update(start, np.int32(10))
-    moved = start.replace(
-        learner=start.learner.replace(params=jax.tree.map(lambda x: x + 0.5, start.learner.params))
-    )
+    params = jax.tree.map(lambda x: x + 0.5, start.learner.params)
+    moved = start.replace(learner=start.learner.replace(params=params))
     changed, *_ = update(moved, np.int32(10))
     first = actions_of(state)
     second = actions_of(changed)
-    np.testing.assert_array_equal(first[:, :7], second[:, :7])
-    assert (first[:, 7:10] != second[:, 7:10]).all(), "the policy does not act after the warm-up"
+    assert_array_equal(first[:, :7], second[:, :7])
+    acts_apart = first[:, 7:10] != second[:, 7:10]
+    assert acts_apart.all(), "the policy does not act after the warm-up"
     uniform = first[:, :7].ravel()
     assert abs(uniform.mean()) < 0.2
     assert uniform.std() == pytest.approx(1 / np.sqrt(3), abs=0.1)
@@ -275,25 +333,32 @@ def test_a_broken_number_is_noticed_before_it_is_learned_from():
     """The reward is NaN in the warm-up, when nothing is learned yet: the state must not be
     saved.
     """
-    init, update = programs(small_sac_args(learning_starts=16 * 100), make_env("Poison"), 1)
-    broken = update(init(), np.int32(50))[1].fetch(50).broken
-    assert [broken[f"env/{name}"].tolist() for name in ("reward", "obs_magnitude")] == [[40], [-1]]
+    args = small_sac_args(learning_starts=16 * 100)
+    init, update = programs(args, make_env("Poison"), 1)
+    outcome = update(init(), np.int32(50))[1]
+    broken = outcome.fetch(50).broken
+    found = [broken[f"env/{name}"].tolist() for name in ("reward", "obs_magnitude")]
+    assert found == [[40], [-1]]
 
 
 def test_time_limits_are_not_stored_as_terminations_and_no_reset_is_a_next_observation():
     state, _ = run_updates(
-        small_sac_args(buffer_size=16 * 64, learning_starts=32), make_env("Endings"), 2, 60
+        small_sac_args(buffer_size=16 * 64, learning_starts=32),
+        make_env("Endings"),
+        2,
+        60,
     )
     ring = jax.tree.map(
-        lambda x: x[0, :, :60].reshape(-1, *x.shape[3:]), to_host(state).actors.replay.data
+        lambda x: x[0, :, :60].reshape(-1, *x.shape[3:]),
+        to_host(state).actors.replay.data,
     )
     (episode, step), (next_episode, next_step) = ring.obs.T, ring.next_obs.T
-    np.testing.assert_array_equal(episode, next_episode)
-    np.testing.assert_array_equal(step + 1, next_step)
+    assert_array_equal(episode, next_episode)
+    assert_array_equal(step + 1, next_step)
     over = next_step == 3 + episode // 3 % 3
-    np.testing.assert_array_equal(ring.terminated, over & (episode % 3 != 1))
+    assert_array_equal(ring.terminated, over & (episode % 3 != 1))
     assert (over & (episode % 3 == 1)).sum() > 20
-    np.testing.assert_allclose(ring.reward, episode % 7 + 0.5 * next_step)
+    assert_allclose(ring.reward, episode % 7 + 0.5 * next_step)
 
 
 @pytest.mark.usefixtures("shared_programs")
@@ -312,7 +377,8 @@ def test_without_the_buffer_checkpoints_are_small_and_a_resumed_run_refills(tmp_
         for row in metric_rows(part.run_dir)
         if row["env_steps"] == 16 * 20 and "replay/fill" in row
     ]
-    last = [row for row in metric_rows(resumed.run_dir) if "replay/fill" in row][-1]
+    filled = [row for row in metric_rows(resumed.run_dir) if "replay/fill" in row]
+    last = filled[-1]
     refilled = 16 * 20 - 64  # of the 20 updates after the resume, the first four only refill
     assert last["gradient_updates"] - before["gradient_updates"] == refilled // 8
     assert last["replay/fill"] == pytest.approx(20 / 10_000)
@@ -324,13 +390,14 @@ def test_after_a_refill_the_policy_acts_not_chance():
     init, update = programs(args, make_env("Pendulum-v1"), 1)
     state, *_ = update(init(), np.int32(10))
     host = to_host(state)
-    emptied = host.replace(
-        actors=host.actors.replace(replay=jax.tree.map(np.zeros_like, host.actors.replay))
-    )
+    replay = jax.tree.map(np.zeros_like, host.actors.replay)
+    emptied = host.replace(actors=host.actors.replace(replay=replay))
     shapes = jax.eval_shape(lambda x: x, state)
-    refilled, outcome = update(to_devices(emptied, shapes, jax.devices()[:1]), np.int32(2))
+    state_again = to_devices(emptied, shapes, jax.devices()[:1])
+    refilled, outcome = update(state_again, np.int32(2))
     continued, *_ = update(state, np.int32(2))
-    np.testing.assert_array_equal(actions_of(refilled)[:, 0], actions_of(continued)[:, 10])
+    wanted = actions_of(continued)[:, 10]
+    assert_array_equal(actions_of(refilled)[:, 0], wanted)
     assert outcome.fetch(2).metrics["gradient_updates"] == args.updates_due(160), (
         "it learned from a buffer that is not refilled"
     )
@@ -338,10 +405,22 @@ def test_after_a_refill_the_policy_acts_not_chance():
 
 def test_discounted_returns_begin_with_each_episode_and_make_the_unit_of_rewards():
     actors = Actors((), (), (), (), (), jnp.array([0.0, 4.0]))
-    new = Transition(obs=(), action=(), reward=jnp.ones((3, 2)), terminated=(), next_obs=())
-    actors, new = with_returns(0.5, actors, new, jnp.array([[0, 1], [1, 0], [0, 0]], bool))
-    np.testing.assert_array_equal(new.discounted, [[1, 3], [1.5, 1], [1, 1.5]])
-    np.testing.assert_array_equal(actors.discounted, [1, 1.5])
+    new = Transition(
+        obs=(),
+        action=(),
+        reward=jnp.ones((3, 2)),
+        terminated=(),
+        next_obs=(),
+    )
+    ends = jnp.array([[0, 1], [1, 0], [0, 0]], bool)
+    actors, new = with_returns(
+        0.5,
+        actors,
+        new,
+        ends,
+    )
+    assert_array_equal(new.discounted, [[1, 3], [1.5, 1], [1, 1.5]])
+    assert_array_equal(actors.discounted, [1, 1.5])
     losses = []
     for factor in (1.0, 100.0):
         env = make_env("Endings")
@@ -349,7 +428,8 @@ def test_discounted_returns_begin_with_each_episode_and_make_the_unit_of_rewards
         env.advance = lambda *x, advance=advance, factor=factor: (y := advance(*x))._replace(
             reward=factor * y.reward
         )
-        losses.append(run_updates(small_sac_args(normalize_rewards=True), env, 2, 4)[1]["loss/q1"])
+        args = small_sac_args(normalize_rewards=True)
+        losses.append(run_updates(args, env, 2, 4)[1]["loss/q1"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
@@ -374,7 +454,6 @@ def test_pendulum_is_learned(wanted, steps, batch_size, flags, tmp_path):
         "eval_interval": 0,
         "checkpoint_interval": 0,
     }
-    result = sac.train(
-        sac.Args(**small, **flags, quiet=True, num_devices=1, run_dir=str(tmp_path / "run"))
-    )
+    args = sac.Args(**small, **flags, quiet=True, num_devices=1, run_dir=str(tmp_path / "run"))
+    result = sac.train(args)
     assert np.mean(result.evaluation["eval/return_mean"]) > wanted

@@ -21,6 +21,7 @@ from helpers import (
     same_bits,
 )
 from host_helpers import BOX, TOY, TOYS, made_up, rows_with, states_of
+from numpy.testing import assert_array_equal
 
 from pmaprl.actors.batches import over_learners
 from pmaprl.actors.threads import HostRollout
@@ -54,8 +55,11 @@ class Lab(host_helpers.Lab):
         rng = np.random.default_rng(seed)
         steps = self.args.num_steps
         envs = self.args.envs_per_actor
-        numbers = 1e6 * seed + np.arange((steps + 1) * envs * 2, dtype=np.float32).reshape(
-            steps + 1, envs, 2
+        numbers_of_steps = np.arange((steps + 1) * envs * 2, dtype=np.float32)
+        numbers = 1e6 * seed + numbers_of_steps.reshape(
+            steps + 1,
+            envs,
+            2,
         )
         discrete = self.args.env == TOY
         shape = (steps, envs)
@@ -84,16 +88,19 @@ class Lab(host_helpers.Lab):
 
 
 def stored(state: TrainState) -> np.ndarray:
-    """What the buffer holds, as rows of everything in a transition, sorted."""
+    """List what the buffer holds, as rows of everything in a transition, sorted."""
     replay = jax.tree.map(lambda x: x[0], state.actors.replay)
     filled = np.minimum(replay.count, replay.data.reward.shape[1])
     held = np.arange(replay.data.reward.shape[1]) < filled[:, None]
-    return sorted_rows(*(np.asarray(x)[held] for x in jax.tree.leaves(replay.data)))
+    columns = (np.asarray(x)[held] for x in jax.tree.leaves(replay.data))
+    return sorted_rows(*columns)
 
 
 def sorted_rows(*columns: np.ndarray) -> np.ndarray:
+    flat = [column.reshape(len(column), -1).astype(np.float64) for column in columns]
     rows = np.concatenate(
-        [column.reshape(len(column), -1).astype(np.float64) for column in columns], axis=1
+        flat,
+        axis=1,
     )
     return rows[np.lexsort(rows.T)]
 
@@ -126,9 +133,7 @@ def test_the_buffer_has_the_newest_valid_steps_with_their_true_next_observations
         wanted.append([np.concatenate(x)[-slots:] for x in zip(*parts, strict=True)])
     assert slots == 64 or sum(len(one[2]) == slots for one in wanted) > 4, "most rings are full"
     state = lab.updated(tuple(rollouts[:2]), tuple(rollouts[2:]))
-    np.testing.assert_array_equal(
-        stored(state), sorted_rows(*map(np.concatenate, zip(*wanted, strict=True)))
-    )
+    assert_array_equal(stored(state), sorted_rows(*map(np.concatenate, zip(*wanted, strict=True))))
     assert state.run.env_steps[0] == sum(rollout.valid.sum() for rollout in rollouts)
 
 
@@ -155,13 +160,18 @@ def test_any_number_of_devices_learns_the_same(flags):
 def check_alike(state: TrainState, other: TrainState) -> None:
     assert state.run.gradient_updates[0] > 30
     assert relative_difference(state.learner.params, other.learner.params) < 1e-4
-    np.testing.assert_array_equal(stored(state), stored(other))
+    assert_array_equal(stored(state), stored(other))
 
 
 @pytest.mark.slow
 def test_devices_of_two_processes_learn_the_same_from_whole_rollouts():
-    """As two of one process, with two actor devices, do from halves of each."""
-    flags = {"utd_ratio": 0.5, "learning_starts": 8, "batch_size": 16, "actor_threads": 1}
+    """One process with two actor devices does so from halves of each."""
+    flags = {
+        "utd_ratio": 0.5,
+        "learning_starts": 8,
+        "batch_size": 16,
+        "actor_threads": 1,
+    }
     one = Lab(**flags, actor_devices="0,1")
     two = Lab(**flags, distributed="a:1,0/2")
     batches = [tuple(one.rollout(seed + place) for place in range(2)) for seed in (0, 2, 4)]
@@ -180,7 +190,8 @@ def test_the_ratio_to_valid_steps_is_exact(ratio=2.3):
     for count, batch in enumerate(batches, 1):
         steps += sum(rollout.valid.sum() for rollout in batch)
         run = lab.updated(*batches[:count]).run
-        assert run.gradient_updates[0] == int(Fraction(str(ratio)) * max(int(steps) - 40, 0))
+        learning_steps = max(int(steps) - 40, 0)
+        assert run.gradient_updates[0] == int(Fraction(str(ratio)) * learning_steps)
         assert run.updates[0] == count  # which batches and noise are drawn by
         assert lab.warming_up == (steps < 40), "whether actors still act at random"
 
@@ -202,7 +213,8 @@ def test_lockstep_repeats_and_counts_every_step(tmp_path):
     for row in rows:
         assert row["replay/stored"] == row["env_steps"]  # the toys reset within the step
         assert row["gradient_updates"] == max(row["env_steps"] - 64, 0) // 4
-    assert np.isfinite(load_policy(tmp_path / "a")(np.zeros((3, 2)))).all()
+    policy = load_policy(tmp_path / "a")
+    assert np.isfinite(policy(np.zeros((3, 2)))).all()
 
 
 TERMINATING = {
@@ -228,30 +240,27 @@ def test_the_buffer_of_a_run_has_steps_as_the_environments_took_them(flags, tmp_
     if "learner_devices" in flags:
         assert not collectives_beside_each_other(updates[0])
     replay = jax.tree.map(
-        lambda x: x.reshape(-1, *x.shape[3:]), to_host(states[0]).actors.replay.data
+        lambda x: x.reshape(-1, *x.shape[3:]),
+        to_host(states[0]).actors.replay.data,
     )
     there = replay.next_obs[:, 1] > 0  # slots that are not in use have zeros
     assert there.sum() == 512
     (episode, step), (next_episode, next_step) = replay.obs[there].T, replay.next_obs[there].T
-    np.testing.assert_array_equal(next_episode, episode)
-    np.testing.assert_array_equal(next_step, step + 1)
+    assert_array_equal(next_episode, episode)
+    assert_array_equal(next_step, step + 1)
     assert set(next_step) == set(range(1, 8))
-    np.testing.assert_array_equal(
-        replay.terminated[there], (next_step == 7) & ("terminates" in str(flags))
-    )
+    assert_array_equal(replay.terminated[there], (next_step == 7) & ("terminates" in str(flags)))
 
 
-def test_a_resumed_run_has_learner_and_buffer_to_the_last_bit_and_does_not_warm_up_again(tmp_path):
+def test_a_resumed_run_has_its_exact_learner_and_buffer_without_another_warm_up(tmp_path):
     part = train(tmp_path, lockstep=True, stop_after=320)
     kept = sac.train(sac.Args.from_run(tmp_path, env=BOX, stop_after=320))
     assert same_bits(*(jax.tree.leaves(result.params) for result in (part, kept)))
     assert kept.state_sha256 == part.state_sha256
     longer = sac.train(sac.Args.from_run(tmp_path, env=BOX))
     row = rows_with("replay/stored", tmp_path)[-1]
-    assert (
-        row["replay/stored"] == longer.env_steps == 640
-        and row["gradient_updates"] == (640 - 64) // 4
-    )
+    assert row["replay/stored"] == longer.env_steps == 640
+    assert row["gradient_updates"] == (640 - 64) // 4
 
 
 @pytest.mark.slow
@@ -259,7 +268,8 @@ def test_a_resumed_run_has_learner_and_buffer_to_the_last_bit_and_does_not_warm_
 def test_images_and_parts_with_masks(toy, tmp_path):
     """No illegal action is taken, whether at random, by the policy, or in evaluations."""
     result = train(tmp_path, env=f"{TOYS}{toy}-v0")
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.params))
+    leaves = jax.tree.leaves(result.params)
+    assert all(np.isfinite(x).all() for x in leaves)
     assert (
         min(row["episode/return_min"] for row in metric_rows(tmp_path) if row.get("episode/count"))
         >= 0
@@ -278,18 +288,15 @@ def test_actions_are_uniform_and_held_at_first():
     ]
     first = outputs[0][0]
     actions = [kept for _, kept, _ in outputs]
-    assert [(a == b).all() for a, b in itertools.pairwise(actions)] == [True, True, False, True]
+    are_equal = [(a == b).all() for a, b in itertools.pairwise(actions)]
+    assert are_equal == [True, True, False, True]
     assert len(np.unique(actions[0])) > 1000, "of each environment others"
-    assert (
-        abs(np.mean(actions[0])) < 0.1
-        and 0.5 < np.std(actions[0]) < 0.65
-        and np.abs(actions[0]).max() <= 1
-    )
+    assert abs(np.mean(actions[0])) < 0.1
+    assert 0.5 < np.std(actions[0]) < 0.65
+    assert np.abs(actions[0]).max() <= 1
     assert first.shape == (256, 4) and -2 <= first.min() < -1.9 and 0.9 < first.max() <= 1, (
         "the toy's Box"
     )
     learned = lab.driver.publish(learner, run.replace(env_steps=jnp.int32(64)))
-    assert (
-        np.abs(lab.driver.act_on_host(learned, (), key, jnp.uint32(0), seen)[1] - actions[0]).max()
-        > 0.1
-    )
+    others = lab.driver.act_on_host(learned, (), key, jnp.uint32(0), seen)[1]
+    assert np.abs(others - actions[0]).max() > 0.1

@@ -3,6 +3,7 @@ be odd.
 """
 
 import io
+import itertools
 import json
 import os
 import re
@@ -160,7 +161,12 @@ def test_no_text_of_a_run_is_imported(run_dir, tmp_path, monkeypatch, stopping, 
     monkeypatch.syspath_prepend(str(tmp_path))
     changed(run_dir, env=env)
     if "gymnasium" in env:
-        flags = {"num_seeds": 1, "vectorization": "sync", "eval_env_params": "", "init_from": ""}
+        flags = {
+            "num_seeds": 1,
+            "vectorization": "sync",
+            "eval_env_params": "",
+            "init_from": "",
+        }
         path = run_dir / "config.json"
         config = json.loads(path.read_text())
         config["args"] |= flags
@@ -170,12 +176,13 @@ def test_no_text_of_a_run_is_imported(run_dir, tmp_path, monkeypatch, stopping, 
         content = json.loads((run_dir / name).read_text())
         for index, place in enumerate(places_of_texts(content)):
             of_flag = place[0] == "args"
-            for text in TEXTS if of_flag else [TEXTS[index % len(TEXTS)]]:
+            texts = TEXTS if of_flag else [TEXTS[index % len(TEXTS)]]
+            commands = ("play", "resume") if of_flag else ("play",)
+            for text, command in itertools.product(texts, commands):
                 (run_dir / name).write_text(json.dumps(with_text(content, place, text)))
-                for command in ("play", "resume") if of_flag else ("play",):
-                    outcome(command, run_dir)
-                    tried += 1
-                    assert not marker.exists(), f"{name} {place} {text} {command}"
+                outcome(command, run_dir)
+                tried += 1
+                assert not marker.exists(), f"{name} {place} {text} {command}"
         (run_dir / name).write_text(json.dumps(content))
     assert tried > 100
 
@@ -226,7 +233,8 @@ def test_parameters_that_may_name_code_have_to_be_named_again(run_dir, flag, tmp
     path.write_text(json.dumps(config))
     named = flag.replace("_", "-")
     message = refusal(ppo.train, ppo.Args, ["--resume", str(run_dir)])
-    assert f"--{named}" in message and "trust" in message
+    assert f"--{named}" in message
+    assert "trust" in message
     with pytest.raises(UsageError, match="trust"):
         ppo.Args.from_run(run_dir)
     config["args"] |= {"num_seeds": 1, flag: EVIL}
@@ -236,7 +244,8 @@ def test_parameters_that_may_name_code_have_to_be_named_again(run_dir, flag, tmp
         ["--run-dir", str(run_dir), "--resume-or-start", "--env", PARTIAL],
     ):
         args = parse(ppo.Args, [*words, f"--{named}", EVIL])
-        assert (getattr(args, flag), args.resume) == (EVIL, str(run_dir))
+        assert getattr(args, flag) == EVIL
+        assert args.resume == str(run_dir)
     policy = SimpleNamespace(run_dir=run_dir, config=config)
     with pytest.raises(UsageError, match="trust.*--env-params"):
         pmaprl.play.environment_of(pmaprl.play.Args(run=str(run_dir)), policy)
@@ -290,7 +299,8 @@ def replace_by(kind: str, path: Path, outside: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "name", ["config.json", "metrics.jsonl", "result.json", LOCK, "DONE", "curve.png", "elo.json"]
+    "name",
+    ["config.json", "metrics.jsonl", "result.json", LOCK, "DONE", "curve.png", "elo.json"],
 )
 def test_a_file_of_a_run_is_a_regular_one_with_one_link(run_dir, tmp_path, stopping, name, kind):
     outside = tmp_path / "outside"
@@ -300,7 +310,8 @@ def test_a_file_of_a_run_is_a_regular_one_with_one_link(run_dir, tmp_path, stopp
         pytest.skip("no such file can be made here")
     before = outside.read_bytes()
     read_by = {"config.json": [*COMMANDS], "metrics.jsonl": ["compare", "plot", "resume"]}.get(
-        name, ["resume"]
+        name,
+        ["resume"],
     )
     for command in read_by:
         assert kind in outcome(command, run_dir), command
@@ -315,7 +326,8 @@ def test_a_device_is_not_opened(run_dir):
 
 
 @pytest.mark.parametrize(
-    "place", ["checkpoints", "checkpoints/256", "checkpoints/256/state", "checkpoints/256/metrics"]
+    "place",
+    ["checkpoints", "checkpoints/256", "checkpoints/256/state", "checkpoints/256/metrics"],
 )
 def test_a_folder_of_a_run_is_no_link(run_dir, tmp_path, stopping, place):
     outside = tmp_path / "outside"
@@ -407,17 +419,20 @@ def test_what_is_printed_leaves_the_terminal_alone():
 
 
 @pytest.mark.parametrize(
-    "name", ["env", "algorithm", "recipe", "gamma", "members", "versions", "env_spec", "script"]
+    "name",
+    ["env", "algorithm", "recipe", "gamma", "members", "versions", "env_spec", "script"],
 )
 def test_escapes_of_a_run_reach_neither_terminal_nor_picture(
     run_dir, tmp_path, monkeypatch, stopping, name
 ):
     monkeypatch.chdir(tmp_path)
     value = {"members": [{"seed": 0, ESCAPES: 1}], "versions": {"pmaprl": ESCAPES}}.get(
-        name, ESCAPES
+        name,
+        ESCAPES,
     )
     if name == "env_spec":
-        value = json.loads((run_dir / "config.json").read_text())["env_spec"] | {"name": ESCAPES}
+        spec = json.loads((run_dir / "config.json").read_text())["env_spec"]
+        value = spec | {"name": ESCAPES}
     changed(run_dir, **{name: value})
     (run_dir / "config.json").write_text(
         (run_dir / "config.json").read_text().replace("0.99", json.dumps(ESCAPES))
@@ -468,7 +483,8 @@ ODD = [None, {}, [[1]], 10**400, 1.5, "x"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["env", "env_params", "seed", "num_seeds", "recipe", "members", "versions", "env_spec"]
+    "name",
+    ["env", "env_params", "seed", "num_seeds", "recipe", "members", "versions", "env_spec"],
 )
 def test_a_config_with_a_value_of_another_type_is_refused_or_does_no_harm(
     run_dir, tmp_path, monkeypatch, stopping, name
@@ -488,12 +504,24 @@ def test_nested_json_is_read_to_a_depth(tmp_path):
         assert (read_json(tmp_path, "file") is not None) == is_read
 
 
-@pytest.mark.parametrize("odd", ["x", {"a": 1}, [[1.0]], ["1"], 10**400, [1.0, 2.0, 3.0], []])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "x",
+        {"a": 1},
+        [[1.0]],
+        ["1"],
+        10**400,
+        [1.0, 2.0, 3.0],
+        [],
+    ],
+)
 def test_a_metric_that_is_no_number_is_refused_with_its_name(tmp_path, odd):
     rows = [{"env_steps": step, "a": [1.0, None], "b": 1, "time/wall": odd} for step in (1, 2)]
     rows.append({"env_steps": 3, "a": odd})
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert read_log(tmp_path, ["b"]).series["b"].values.tolist() == [[1.0], [1.0]]
+    log = read_log(tmp_path, ["b"])
+    assert log.series["b"].values.tolist() == [[1.0], [1.0]]
     with pytest.raises(UsageError, match="a .* 3"):
         read_log(tmp_path, ["a"])
 
@@ -554,7 +582,14 @@ def test_a_result_that_is_none_is_refused(run_dir, odd):
 
 
 def test_a_returned_evaluation_of_other_types_is_none(run_dir):
-    for odd in (["x"], [None], {"a": 1}, [[1]], [10**400], "12"):
+    for odd in (
+        ["x"],
+        [None],
+        {"a": 1},
+        [[1]],
+        [10**400],
+        "12",
+    ):
         Checkpoints(run_dir / "checkpoints").add_evaluation(256, odd)
         assert 256 not in Checkpoints(run_dir / "checkpoints").evaluations(), odd
 
@@ -576,7 +611,8 @@ def test_what_a_kill_leaves_does_not_stand_in_the_way(tmp_path, stopping):
 
 def test_a_complete_checkpoint_without_a_config_is_not_replaced(run_dir):
     (run_dir / "config.json").unlink()
-    assert "config.json" in refusal(ppo.train, ppo.Args, ["--run-dir", str(run_dir), *SMALL])
+    told = refusal(ppo.train, ppo.Args, ["--run-dir", str(run_dir), *SMALL])
+    assert "config.json" in told
     assert (run_dir / "checkpoints" / "256").exists()
 
 
@@ -617,9 +653,13 @@ def test_tensorboard_hides_steps_that_a_resumed_run_makes_again(tmp_path, monkey
 
     monkeypatch.setitem(sys.modules, "tensorboardX", type(sys)("tensorboardX"))
     sys.modules["tensorboardX"].SummaryWriter = Writer
-    for changes, step in (({}, 0), ({"resume": "a", "run_dir": "a"}, 128)):
+    cases = (({}, 0), ({"resume": "a", "run_dir": "a"}, 128))
+    for changes, step in cases:
         LogWriter(
-            tmp_path, small_args(tensorboard=True, **TINY | changes), {}, resume_at=step
+            tmp_path,
+            small_args(tensorboard=True, **TINY | changes),
+            {},
+            resume_at=step,
         )._file.close()
     assert made == [None, 129]
 
@@ -627,7 +667,9 @@ def test_tensorboard_hides_steps_that_a_resumed_run_makes_again(tmp_path, monkey
 def test_the_name_of_a_run_in_weights_and_biases_is_one(tmp_path, monkeypatch):
     """It is sent there: another's would write into a run that the user has already."""
     monkeypatch.setitem(
-        sys.modules, "wandb", SimpleNamespace(init=lambda **_: pytest.fail("it was used"))
+        sys.modules,
+        "wandb",
+        SimpleNamespace(init=lambda **_: pytest.fail("it was used")),
     )
     (tmp_path / "wandb_id").write_text("../\x1b[31m")
     with pytest.raises(UsageError, match="wandb_id"):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import functions_of, same_bits, small_args
+from numpy.testing import assert_allclose, assert_array_equal
 from test_envs import OFFLINE_IDS
 
 from pmaprl.device.programs import over_devices
@@ -60,7 +61,9 @@ def xminigrid(original, key, state, action):
 
 def jaxmarl(original, key, state, action):
     obs, _, rewards, _, _ = original.step_env(
-        key, state[0], dict(zip(original.agents, action, strict=True))
+        key,
+        state[0],
+        dict(zip(original.agents, action, strict=True)),
     )
     return obs, sum(rewards.values()), False  # it ends by its limit, which it calls an end
 
@@ -88,21 +91,34 @@ def dead(state):
 
 
 def things(count):
-    """Of the planes of a MiniGrid the first so many, as codes."""
+    """Take the first so many planes of a MiniGrid, as codes."""
     return lambda obs: obs[..., :count].argmax(axis=-1)
 
 
 CASES = {
     "brax:inverted_pendulum": Case(step=physics, limit="episode_length", steps=4, ends="LT"),
     "craftax:Craftax-Classic-Symbolic-v1": Case(
-        step=craftax, limit="max_timesteps", steps=3, ends="LT", doomed=dead
+        step=craftax,
+        limit="max_timesteps",
+        steps=3,
+        ends="LT",
+        doomed=dead,
     ),
     "jumanji:Snake-v1": Case(
-        step=jumanji, limit="time_limit", steps=8, ends="LT", observed=lambda obs: obs["grid"]
+        step=jumanji,
+        limit="time_limit",
+        steps=8,
+        ends="LT",
+        observed=lambda obs: obs["grid"],
     ),
     "pgx:2048": Case(step=pgx, limit="max_steps", steps=5, ends="LT"),
     "navix:Navix-Empty-5x5-v0": Case(
-        step=navix, limit="max_steps", steps=40, ends="LT", observed=things(11), draws_starts=False
+        step=navix,
+        limit="max_steps",
+        steps=40,
+        ends="LT",
+        observed=things(11),
+        draws_starts=False,
     ),
     "xminigrid:MiniGrid-Empty-5x5": Case(
         step=xminigrid,
@@ -114,7 +130,11 @@ CASES = {
     ),
     "jaxmarl:MPE_simple_spread_v3": Case(step=jaxmarl, limit="max_steps", steps=9, ends="L"),
     "octax:brix": Case(
-        step=octax, limit="max_num_steps_per_episodes", steps=5, ends="L", draws_starts=False
+        step=octax,
+        limit="max_num_steps_per_episodes",
+        steps=5,
+        ends="L",
+        draws_starts=False,
     ),
     "playground:CartpoleBalance": Case(step=physics, limit="episode_length", steps=3, ends="L"),
 }
@@ -135,7 +155,7 @@ def original(name):
 
 @pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types")
 @pytest.mark.parametrize("name", CASES)
-def test_steps_and_ends_are_those_of_the_original_and_the_next_episode_begins_at_once(name):
+def test_episodes_follow_each_other_at_once_with_the_steps_and_ends_of_the_original(name):
     case = CASES[name]
     theirs = jax.jit(partial(case.step, original(name)))
     env = make(name, json.dumps({case.limit: case.steps}))
@@ -153,12 +173,13 @@ def test_steps_and_ends_are_those_of_the_original_and_the_next_episode_begins_at
         out = step(key, state, action)
         time = time + 1
         jax.tree.map(
-            lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5),
+            lambda x, y: assert_allclose(x, y, atol=1e-5),
             case.observed(out.final_obs),
             expected,
         )
         assert float(out.reward) == pytest.approx(float(reward), rel=1e-4)
-        assert (bool(out.terminated), bool(out.truncated)) == (bool(terminated), time == case.steps)
+        assert bool(out.terminated) == bool(terminated)
+        assert bool(out.truncated) == (time == case.steps)
         if out.terminated or out.truncated:
             assert same_bits(out.obs, begun) != case.draws_starts
             assert not (case.draws_starts and same_bits(out.obs, out.final_obs))
@@ -166,31 +187,41 @@ def test_steps_and_ends_are_those_of_the_original_and_the_next_episode_begins_at
             time = 0
         obs = out.obs
         state = out.state
-    assert set(ends) == set(case.ends) and env.max_steps == case.steps
+    assert set(ends) == set(case.ends)
+    assert env.max_steps == case.steps
 
 
 @pytest.mark.parametrize(
-    "name", [*OFFLINE_IDS, *CASES, "jumanji:Game2048-v1", "jumanji:LevelBasedForaging-v0"]
+    "name",
+    [*OFFLINE_IDS, *CASES, "jumanji:Game2048-v1", "jumanji:LevelBasedForaging-v0"],
 )
 def test_an_update_can_be_traced_and_states_can_be_saved(name):
     """Tracing raises where shapes or types do not fit."""
     if name in CASES:
         original(name)  # skips what is not installed
-    args = small_args(num_envs=4, num_steps=4, num_minibatches=2, hidden_sizes=(4,))
+    args = small_args(
+        num_envs=4,
+        num_steps=4,
+        num_minibatches=2,
+        hidden_sizes=(4,),
+    )
     devices = jax.devices()[:1]
     env = make(name)
     programs = over_devices(functions_of(args, env), devices)
     state = jax.eval_shape(programs.init, arrays_of(args.members, 1))
     jax.eval_shape(programs.update, state, np.int32(1))
     host = jax.tree.map(
-        lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(key_data, state.actors.env_state)
+        lambda x: np.zeros(x.shape, x.dtype),
+        jax.eval_shape(key_data, state.actors.env_state),
     )
     assert same_bits(unflatten(flatten(host), host), host)
     if name.startswith(
         ("navix", "xminigrid", "octax", "jumanji:Game", "jaxmarl:MPE")
     ):  # others need a graphics library
         frame = env.frame(env.reset(jax.random.key(0))[1])
-        assert frame.dtype == np.uint8 and frame.shape[2] == 3 and frame.std() > 0
+        assert frame.dtype == np.uint8
+        assert frame.shape[2] == 3
+        assert frame.std() > 0
 
 
 def test_codes_of_jumanji_are_codes_and_amounts_are_amounts():
@@ -201,11 +232,11 @@ def test_codes_of_jumanji_are_codes_and_amounts_are_amounts():
     assert sudoku.observation_space["board"] == MultiDiscrete((11,) * 81)
     theirs = sudoku.inner.reset(jax.random.key(0))[1].observation.board
     assert theirs.min() == -1
-    np.testing.assert_array_equal(obs["board"], jnp.ravel(theirs) + 1)
-    assert game.observation_space["board"] == MultiDiscrete((18,) * 16) and tiles[
-        "board"
-    ].max() in (1, 2)
-    out = snake.step(jax.random.key(0), snake.reset(jax.random.key(0))[1], jnp.int32(0))
+    assert_array_equal(obs["board"], jnp.ravel(theirs) + 1)
+    assert game.observation_space["board"] == MultiDiscrete((18,) * 16)
+    assert tiles["board"].max() in (1, 2)
+    begun = snake.reset(jax.random.key(0))[1]
+    out = snake.step(jax.random.key(0), begun, jnp.int32(0))
     assert out.final_obs["step_count"] == pytest.approx(1 / 4000)
 
 
@@ -216,7 +247,8 @@ def test_where_jumanji_leaves_no_action_all_are_possible():
         (snake, np.zeros(4, bool), [1] * 4),
         (foraging, np.array([[0] * 6, [0, 0, 1, 0, 0, 0]], bool), [1] * 6 + [0, 0, 1, 0, 0, 0]),
     ]:
-        shapes = jax.eval_shape(env.inner.reset, jax.random.key(0))[1].observation
+        begun = jax.eval_shape(env.inner.reset, jax.random.key(0))[1]
+        shapes = begun.observation
         seen = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)._replace(
             action_mask=jnp.asarray(none)
         )

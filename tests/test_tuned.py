@@ -73,7 +73,9 @@ def test_a_refusal_says_that_flags_came_from_the_table_and_python_takes_it_where
         ) == told
     assert algorithm.Args(env="CartPole-v1").num_envs == 32
     args = algorithm.Args.for_env("CartPole-v1", num_steps=2)
-    assert (args.num_envs, args.num_steps, args.hidden_sizes) == (4, 2, (4,))
+    assert args.num_envs == 4
+    assert args.num_steps == 2
+    assert args.hidden_sizes == (4,)
 
 
 @pytest.mark.slow
@@ -99,12 +101,10 @@ def test_the_header_says_where_flags_come_from_and_a_resume_ignores_the_table(
     assert in_process("--resume", tmp_path / "run", algorithm=algorithm) == 0
     assert "tuned" not in capsys.readouterr().out
     args = read_config(tmp_path / "run")["args"]
-    assert (args["num_envs"], args["num_steps"], args["hidden_sizes"], args["normalize_obs"]) == (
-        2,
-        8,
-        [4],
-        True,
-    )
+    assert args["num_envs"] == 2
+    assert args["num_steps"] == 8
+    assert args["hidden_sizes"] == [4]
+    assert args["normalize_obs"] is True
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,8 @@ def test_a_copy_of_an_algorithm_starts_from_the_same_tuned_flags(tmp_path, monke
     original = parse(importlib.import_module("pmaprl.algos.ppo_pmap").Args, ["--env", "Acrobot-v1"])
     copied = parse(importlib.import_module("copied_ppo").Args, ["--env", "Acrobot-v1"])
     shorter = parse(importlib.import_module("shorter_ppo").Args, ["--env", "Acrobot-v1"])
-    assert vars(copied) == vars(original) and original.num_envs == shorter.num_envs != 32
+    assert vars(copied) == vars(original)
+    assert original.num_envs == shorter.num_envs != 32
     assert vars(original).keys() - vars(shorter).keys() == {"normalize_obs"}
 
 

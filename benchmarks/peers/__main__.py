@@ -60,7 +60,7 @@ def check_source(peer: str, source: str) -> None:
 
 
 def is_source(peer: str, source: str) -> bool:
-    """Whether `source` is a checkout of such a peer."""
+    """Tell whether `source` is a checkout of such a peer."""
     return bool(source) and (Path(source) / SOURCES[peer]).is_file()
 
 
@@ -102,7 +102,7 @@ class Args(Choice):
 
 @dataclass(frozen=True)
 class Training:
-    """What a trainer is asked for: it reads this from config.json."""
+    """A request to a trainer, which reads it from config.json."""
 
     algorithm: str
     env: str
@@ -152,7 +152,7 @@ class PeerJob(Job):
 
 
 def tasks_of(args: Args, platform: str) -> list[Task]:
-    """What is to be trained, on a "cpu" or a "gpu". Raises UsageError where nothing is."""
+    """List what is to be trained, on a "cpu" or a "gpu". Raises UsageError where nothing is."""
     there = [goal for goal in goals_of_peer(args.peer) if args.set in ("", goal.set)]
     if not there:
         raise UsageError(
@@ -211,8 +211,8 @@ def task_of(args: Args, platform: str, goal: Goal) -> Task:
 
 
 def train(args: Args) -> None:
-    """What the command does. Raises UsageError, or TrainingError where a peer cannot be installed
-    or a run fails.
+    """Run the command. Raises UsageError, or TrainingError where a peer cannot be installed or a
+    run fails.
     """
     machine = machine_class()
     platform = "cpu" if machine.startswith("cpu-") else "gpu"
@@ -222,7 +222,7 @@ def train(args: Args) -> None:
 
 
 def packages_for(peer: str, platform: str) -> list[str]:
-    """What to install: where the kit has a GPU, JAX with CUDA."""
+    """List what to install: where the kit has a GPU, JAX with CUDA."""
     jax = "jax[cuda12]==" if platform == "gpu" else "jax=="
     return [name.replace("jax==", jax) for name in peers()[peer]["packages"]]
 

@@ -28,14 +28,14 @@ STATES = {
 
 
 def in_jax(algorithm: str) -> bool:
-    """Whether a peer's, such as sb3_ppo, plays with the keys of the kit's episodes, and needs no
-    states.
+    """Tell whether a peer's, such as sb3_ppo, plays with the keys of the kit's episodes, and needs
+    no states.
     """
     return peers()[algorithm.rpartition("_")[0]]["trainer"] != "train_sb3.py"
 
 
 def same_starts(algorithm: str, env: str) -> bool:
-    """Whether evaluations of a peer's algorithm begin where those of the kit's do."""
+    """Tell whether evaluations of a peer's algorithm begin where those of the kit's do."""
     suite, name = split_name(env)
     return in_jax(algorithm) or (name in STATES and suite in ("gymnax", "gymnasium"))
 
@@ -55,7 +55,7 @@ def starts_of(algorithm: str, env: str, episodes: int) -> list[list[float]] | No
 
 
 def states_of(env: str, episodes: int) -> np.ndarray:
-    """What `starts_of` returns, computed in this process."""
+    """Compute in this process what `starts_of` returns."""
     from pmaprl.device.evaluation import SEED, episode_keys
 
     suite, name = split_name(env)

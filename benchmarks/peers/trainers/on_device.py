@@ -140,6 +140,6 @@ class OldGymnax:
 
 
 def make(name: str, **params: Any) -> tuple[OldGymnax, Any]:
-    """What `gymnax.make` returned."""
+    """Make an environment with the results that `gymnax.make` gave before."""
     env, env_params = gymnax.make(name, **params)
     return OldGymnax(env), env_params

@@ -1,5 +1,5 @@
-"""What a peer's run writes: config.json, metrics.jsonl and DONE, as a run of the kit does, for the
-same code to read.
+"""Files of a peer's run: config.json, metrics.jsonl and DONE, as a run of the kit writes them, for
+the same code to read.
 
 Only the standard library and numpy are in here and in what it imports: peers live in environments
 of their own.
@@ -51,8 +51,8 @@ class Rows:
 
     @contextmanager
     def spent_on(self, what: Literal["compiling", "evaluating"]) -> Iterator[None]:
-        """What is in here does not count as training; evaluating, which takes long on the host, not
-        at all.
+        """Leave the time spent in here out of the speed of training; evaluating, which takes long
+        on the host, does not count at all.
         """
         began = time.perf_counter()
         yield

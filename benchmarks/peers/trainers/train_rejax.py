@@ -25,7 +25,7 @@ def peer_of(args: dict) -> Peer:
 
 
 def greedy(algorithm, state, obs):
-    """What its policy takes for the likeliest."""
+    """Choose what its policy takes for the likeliest."""
     if algorithm.normalize_observations:
         obs = algorithm.normalize_obs(state.obs_rms_state, obs)
     mode = algorithm.actor.apply(

@@ -101,7 +101,7 @@ class Evaluation(BaseCallback):
         return obs
 
     def _mean_return(self) -> float:
-        """Of greedy episodes, one in each environment."""
+        """Mean return of greedy episodes, one in each environment."""
         normalizer = self.model.get_vec_normalize_env()
         obs = self._begin()
         returns = np.zeros(self._envs.num_envs)

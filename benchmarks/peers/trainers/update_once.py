@@ -46,7 +46,7 @@ WIDTHS = {
 
 
 def name_of(network: str, path: tuple) -> str:
-    """What the kit calls an array."""
+    """Name an array as the kit does."""
     name = "/".join(str(part.key) for part in path)
     head = "mean" if network == "actor" else "head"
     last = len(WIDTHS["actor" if network == "actor" else "critics"])
@@ -137,7 +137,9 @@ def sbx() -> tuple[list, Any]:
 
 
 def simba() -> tuple[list, Any]:
-    """Likewise of SimBa's SAC, in the kit's order: Q functions, targets, policy, temperature."""
+    """Update SimBa's SAC once; parameters in the kit's order: Q functions, targets, policy,
+    temperature.
+    """
     from scale_rl.agents.sac import sac_network, sac_update
     from scale_rl.networks.trainer import Trainer
 
@@ -177,7 +179,7 @@ def simba() -> tuple[list, Any]:
 
 
 def xqc() -> tuple[list, Any]:
-    """Likewise of XQC."""
+    """Update XQC once; parameters in the same order."""
     from xqc.agents import XQCLearner
     from xqc.replay_buffer import Batch
 

@@ -77,7 +77,7 @@ class Network(nn.Module):
 
 
 class Learner(struct.PyTreeNode):
-    """What A2C learns, identical on every device."""
+    """Learned state of A2C, identical on every device."""
 
     params: Any
     opt_state: optim.AdamState

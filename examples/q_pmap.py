@@ -57,7 +57,7 @@ class QNetwork(nn.Module):
 
 
 class Learner(struct.PyTreeNode):
-    """What Q-learning learns."""
+    """Learned state of Q-learning."""
 
     params: Any
     target_params: Any

@@ -83,7 +83,7 @@ def _numbers_and_choices(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | 
 
 
 def metavar_of(kind: Any) -> str:
-    """What --help shows for a value."""
+    """Text that --help shows for a value."""
     if spec := note_of(kind, PrimitiveConstructorSpec):
         return spec.metavar
     if get_origin(kind) is Literal:
@@ -247,9 +247,7 @@ def kinds_of(args_class: type) -> dict[str, Any]:
 
 
 def note_of(kind: Any, what: type) -> Any:
-    """What the type of a flag, or of its elements, says of it: the last note of that class, or
-    None.
-    """
+    """Find the last note of that class in the type of a flag, or of its elements; or None."""
     if get_origin(kind) is Annotated and (
         notes := [note for note in kind.__metadata__ if isinstance(note, what)]
     ):

@@ -173,7 +173,7 @@ def _end_at_once(code: int) -> NoReturn:
 
 
 def _has_nothing_to_do(args: Any) -> bool:
-    """Whether --resume-or-start names a run that has finished with these flags."""
+    """Tell if --resume-or-start names a run that has finished with these flags."""
     if not (
         getattr(args, "resume_or_start", False)
         and args.resume
@@ -282,9 +282,7 @@ def _known_elsewhere(args_class: type, argv: list[str]) -> str:
 
 
 def _counterparts(flags: list[str], own: set[str]) -> str:
-    """What does the same as these flags of the other place, with the `own` ones; empty where
-    nothing is known.
-    """
+    """Say which of the `own` flags do the same as these of the other place; empty if none do."""
     hints = [COUNTERPARTS[flag] for flag in flags if flag in COUNTERPARTS]
     return "; ".join(hint for replacement, hint in hints if replacement in own)
 
@@ -335,9 +333,7 @@ def _numbers_apart(args_class: type, argv: list[str]) -> Iterator[str]:
 
 
 def _sentence_in(box: str) -> str:
-    """What the parser says of a flag that is unknown, missing or without its value, below its
-    title.
-    """
+    """Extract the parser's sentence on an unknown, missing or empty flag from its box."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)  # on a terminal it has colours
     lines = [line.strip(" │╭╰─╮╯") for line in plain.splitlines()]
     title, *said = [line for line in lines if line and "full helptext" not in line]
@@ -411,7 +407,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def help_text(args_class: type, defaults: Any, program: str | None) -> str:
-    """What --help prints; `defaults` are those of a run that is resumed, or tuned ones, or None."""
+    """Text that --help prints, with the `defaults` of a resumed run, or tuned ones, or None."""
     width = min(max(shutil.get_terminal_size().columns - 1, 50), 119)
     layout = partial(_HelpFormatter, max_help_position=27, width=width)
     usage = "%(prog)s [--FLAG VALUE ...]"

@@ -32,9 +32,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def is_custom(name: str) -> bool:
-    """Whether `name` refers to a user's own code, as `package.module:factory` and
-    `gymnasium:module:id` do.
-    """
+    """Tell if a name is of a user's own code: `package.module:factory`, `gymnasium:module:id`."""
     return ":" in split_name(name)[1]
 
 
@@ -50,9 +48,7 @@ DIGITS = 6  # of a drawn value: as many as one types to train a member alone
 
 
 class Draw(NamedTuple):
-    """What a member draws for a flag, or an episode for a parameter of its environment; or values
-    to go through.
-    """
+    """Distribution to draw a flag or an environment parameter from, or a list of values."""
 
     kind: str  # log, uniform or choice; empty: nothing is drawn
     values: tuple[float, ...]  # lowest and highest, or all that there are
@@ -181,9 +177,7 @@ def _keys_and_texts(name: str, value: Any) -> tuple[list[str], list[str]]:
 
 
 def as_flags(member: Mapping[str, Any], env_params: str) -> dict[str, Any]:
-    """What members differ in as flags for one of them alone, whose `--env-params` are otherwise
-    these.
-    """
+    """Flags that train one member alone; its `--env-params` are otherwise these."""
     own = {
         name.removeprefix(PREFIX): value
         for name, value in member.items()

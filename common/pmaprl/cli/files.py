@@ -63,7 +63,7 @@ def temporary_of(path: Path) -> Path:
 
 @contextmanager
 def in_one_step(path: Path) -> Iterator[Path]:
-    """As `replacing`, for files of a run: a reader or a crash never sees half of one.
+    """Replace a file of a run, of which a reader or a crash never sees half.
 
     The file is a new one each time, so that nothing is written through a link. Raises OSError.
     """
@@ -97,20 +97,22 @@ KIT = "pmaprl"
 
 
 def is_run(run_dir: str | Path) -> bool:
-    """Whether a run has begun in `run_dir`."""
+    """Tell if a run has begun in `run_dir`."""
     return os.path.exists(Path(run_dir) / NAME)
 
 
 def is_of_kit(run_dir: str | Path) -> bool:
-    """Whether a run of this kit has written the `config.json` there. Raises UsageError where that
-    is of no run.
+    """Tell if a run of this kit has written the `config.json` there.
+
+    Raises:
+        UsageError: it is of no run.
     """
     versions = read_config(run_dir).get("versions")
     return isinstance(versions, dict) and KIT in versions
 
 
 def defaults_of(args_class: type) -> dict[str, Any]:
-    """What flags are where nobody says it, without those that have to be said."""
+    """Defaults of the flags that have one."""
     fields = dataclasses.fields(args_class)
     made = {
         field.name: field.default_factory() for field in fields if callable(field.default_factory)
@@ -237,9 +239,13 @@ class Entry(NamedTuple):
 def find_entry(
     script: Path, folder: str, name: str, known: set[str], are_all_known: bool = True
 ) -> Entry | None:
-    """What the file in a `folder` beside an algorithm's `script` has for `name`: by that very name,
-    else by the first pattern. Raises UsageError where the file will not do, or has other than the
-    `known` flags; unless all of them have to be known, those are left out.
+    """Find the table for `name` in the file of a `folder` beside an algorithm's `script`.
+
+    The very name comes first, then the first pattern that fits. Unless all flags have to be known,
+    those that are not are left out.
+
+    Raises:
+        UsageError: the file will not do, or has other than the `known` flags.
     """
     path = script.parent / folder / f"{script.stem}.toml"
     if not path.exists():

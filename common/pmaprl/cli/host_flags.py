@@ -103,7 +103,7 @@ class HostEnvArgs(RunArgs):
 
     @property
     def own_rollouts(self) -> int:
-        """Those of them that a process gives."""
+        """Rollouts per update that each process contributes."""
         return self.batch_rollouts // self.processes
 
     def check_split(self, num_learners: int) -> None:

@@ -54,7 +54,7 @@ class Rules(NamedTuple):
         return (1.01, 1.2) if self.ways.get(name) == "complement" else (1.1, 1.5)
 
     def can_change(self, name: str, value: float | None) -> bool:
-        """Whether factors make another number of it."""
+        """Tell if a factor changes the value."""
         return value not in (None, 0, 1 if self.ways.get(name) == "complement" else 0)
 
     def moved(self, name: str, value: Any, factor: Any, clip: Callable = clipped) -> Any:
@@ -110,7 +110,7 @@ class PbtArgs(RunArgs):
 
     @property
     def swept(self) -> dict[str, Draw]:
-        """What --sweep says of flags, or of parameters of the environment."""
+        """Draws that --sweep asks for, by flag or parameter of the environment."""
         found = {}
         for word in self.sweep:
             name, _, text = "".join(word.split()).removeprefix("--").partition("=")

@@ -76,9 +76,7 @@ Meeting = optional_word("HOST:PORT,ID/COUNT", bare="auto")
 
 
 def read_meeting(text: str) -> tuple[str, int, int]:
-    """What a --distributed HOST:PORT,ID/COUNT says: the address of process 0, the number of
-    processes, which it is.
-    """
+    """Read --distributed HOST:PORT,ID/COUNT: the address of process 0, their number, the own ID."""
     flag = f"--distributed {shortened(text)}"
     found = re.fullmatch(r"(.+):([0-9]{1,5}),([0-9]{1,9})/([0-9]{1,9})", text)
     host, port, own, count = (found[1], *map(int, found.groups()[1:])) if found else ("", 0, 0, 0)
@@ -92,7 +90,7 @@ def read_meeting(text: str) -> tuple[str, int, int]:
 
 
 class Members(NamedTuple):
-    """What agents begin from, an entry for each."""
+    """Seeds and swept values of the agents, an entry for each."""
 
     seed: Any  # list or array of whole numbers
     member_values: dict[str, Any]  # lists or arrays of the flags in which they differ
@@ -161,9 +159,7 @@ class ArgsFactory:
 
     @classmethod
     def stored_flags(cls, run_dir: str | Path, **overrides: Any) -> dict[str, Any]:
-        """As `from_run`, as a dictionary: neither values are checked nor whether this algorithm has
-        made the run.
-        """
+        """Read the flags of a run, unchecked, whichever algorithm has made it."""
         known = cls.lasting_flags()
         stored = read_config(run_dir)["args"]
         if is_custom(stored["env"]) and "env" not in overrides:
@@ -421,9 +417,7 @@ class RunArgs(ArgsFactory):
             )
 
     def non_default(self, names: str) -> list[str]:
-        """Those of the named flags, if the algorithm has them, that do not have their default; as
-        they are typed.
-        """
+        """List those of the named flags, as they are typed, that do not have their default."""
         given = [
             name
             for name in names.split()
@@ -473,7 +467,7 @@ def check_params_of_run(
 
 
 def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str]) -> list[str]:
-    """Which of the flags `names` differ between two runs, in words."""
+    """Say which of the flags `names` differ between two runs."""
     then, now = (json.loads(json.dumps(x)) for x in (then, now))  # tuples are lists there
     changed = [name for name in names if name in then and name in now and now[name] != then[name]]
     both = {name: (brief_value(then[name]), brief_value(now[name])) for name in changed}

@@ -115,7 +115,8 @@ class Replay(struct.PyTreeNode):
         powers = jnp.asarray(gamma) ** jnp.arange(num_steps + 1)
         count = jnp.sum(used, axis=0)
         newest = jnp.take_along_axis(slots, count[None] - 1, axis=0)[0]
-        first = jax.tree.map(lambda x: x[ring, slots[0]], self.data)
+        begin = slots[0]
+        first = jax.tree.map(lambda x: x[ring, begin], self.data)
         last = jax.tree.map(lambda x: x[ring, newest], self.data)
         rewards = self.data.reward[ring, slots] * used * powers[:-1, None]
         return last._replace(

@@ -301,6 +301,8 @@ def _numbers(spec: EnvSpec, played: Played) -> Iterator[Finding]:
         yield Finding("ok", "all numbers are finite")
     low = played.reward.min()
     high = played.reward.max()
+    if not np.isfinite([low, high]).all():
+        return
     if low == high:
         yield Finding("note", f"every reward is {low:g}")
     else:
@@ -322,6 +324,13 @@ def _ends(played: Played) -> Iterator[Finding]:
     yield Finding(
         "ok", f"{episodes:,} episodes of {over.size / episodes:,.0f} steps on average: {kinds}"
     )
+    lengths = np.concatenate([np.diff(np.flatnonzero(ends)) for ends in over.T])
+    if terminated == episodes and len(lengths) > 1 and np.all(lengths == lengths[0]):
+        yield Finding(
+            "note",
+            f"every episode was terminated after {lengths[0]:,} steps: an end by a time limit has "
+            "to be truncated",
+        )
 
 
 def _repeats(played: Played, again: Played) -> Iterator[Finding]:
@@ -330,15 +339,17 @@ def _repeats(played: Played, again: Played) -> Iterator[Finding]:
     def is_same(x: np.ndarray, y: np.ndarray) -> bool:
         return np.array_equal(x, y, equal_nan=True)
 
-    if jax.tree.all(jax.tree.map(is_same, played[:5], again[:5])):
+    first = jax.tree.leaves(played.first_obs)
+    if all(np.all(x == x[:1]) for x in first):
+        yield Finding(
+            "note", "all environments begin alike, whatever their seed: does reset use the seed?"
+        )
+    elif jax.tree.all(jax.tree.map(is_same, played[:5], again[:5])):
         yield Finding("ok", "the same seed and actions give the same episodes")
     else:
         yield Finding(
             "note", "the same seed and actions give other episodes: runs on it do not repeat"
         )
-    first = jax.tree.leaves(played.first_obs)
-    if all(np.all(x == x[:1]) for x in first):
-        yield Finding("note", "all environments begin alike, whatever their seed")
 
 
 def _masks(spec: EnvSpec, played: Played) -> Iterator[Finding]:
@@ -378,7 +389,7 @@ def _speed(played: Played) -> Iterator[Finding]:
     )
     if reset > SLOW_RESET * step and reset > 1:
         yield Finding(
-            "note", "resets are slow: on the device --reset-pool lets many episodes share them"
+            "note", "resets are slow; for environments on the device there is --reset-pool"
         )
 
 

@@ -41,11 +41,13 @@ return        greedy evaluation [95% bootstrap interval]; of fewer than 4 seeds 
 AUC           mean height of the curve of greedy evaluations [95% bootstrap interval] over the
               environment steps that all curves have; * of training returns, where some run has
               fewer than two evaluations
-threshold     that of --threshold, else 90% of the way from the lowest to the highest return seen
-              in the environment
+threshold     that of --threshold, else 90% of the way from the lowest to the highest mean training
+              return of the last 100 episodes that any run of the environment had
 training to   environment steps until the mean training return of the last 100 episodes, of
 threshold     sampled actions, reaches the threshold, median over seeds; a greedy return may be
-              above it while this is not"""
+              above it while this is not
+steps/s       environment steps of one seed or member per second of training, median over runs
+wall          seconds of a run with compilation and evaluations, of all its agents together"""
 OF_BASELINE = """\
 baseline      the lines of an environment without a difference, put together where they are several
 difference    return less that of the baseline [95% bootstrap interval], by pairs of equal seeds
@@ -62,7 +64,7 @@ class Args(Selection):
     csv: Annotated[str, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = ""
     """Write the table to this CSV file too, with more columns and full numbers."""
     threshold: Annotated[Finite | None, NUMBER] = None
-    """Return to reach (default: 90% of the way from the lowest to the highest one seen)."""
+    """Return to reach (default: 90% of the way from the lowest to the highest in training)."""
     baseline: Annotated[
         tuple[str, ...], tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
     ] = ()
@@ -193,6 +195,8 @@ def _row(group: Group, args: Args, threshold: float, span: Span) -> dict[str, An
         "algorithm": group.algorithm,
         **flags,
         "seeds": sum(len(run.seeds) for run in group.runs),
+        "distinct_seeds": len({seed for run in group.runs for seed in run.seeds}),
+        "runs": "; ".join(str(run.path) for run in group.runs),
         "steps": min(log.steps for log in logs),  # of the shortest run
         "steps_max": max(log.steps for log in logs),
         "estimate": estimate_name(args.estimate, len(returns)),

@@ -81,6 +81,7 @@ def play(args: Args) -> Episodes:
     show(episodes, console, getattr(env, "is_game", False))
     if args.gif:
         path = Path(args.gif)
+        console.say("drawing ...")
         draw_gif(env, episode, path, console.warn)
         console.say(f"gif      {args.gif} ({path.stat().st_size / 1e3:,.0f} kB, episode 1)")
     return episodes

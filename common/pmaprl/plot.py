@@ -277,7 +277,9 @@ def _curve(group: Group, args: Args, style: dict[str, Any]) -> Curve | None:
     )
     counted = f"1 {unit}"
     if count > 1:
-        counted = f"{count} {unit}s, {estimate_name(args.estimate, count)}"
+        seeds = len({seed for run in group.runs for seed in run.seeds})
+        several = f"{count} runs of {seeds} seeds" if seeds < count else f"{count} {unit}s"
+        counted = f"{several}, {estimate_name(args.estimate, count)}"
     return Curve(group, line, counted)
 
 

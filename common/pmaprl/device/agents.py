@@ -183,7 +183,10 @@ class Policy:
         """Name of this agent within its run, in words."""
         args = self.config["args"] if self.config else {}
         is_member = args.get("population") or args.get("sweep")
-        return f"member {self.member}, with seed {self.seed}" if is_member else f"seed {self.seed}"
+        if is_member:
+            return f"member {self.member}, with seed {self.seed}"
+        count = args.get("num_seeds", 1)
+        return f"seed {self.seed}, one of {count}" if count > 1 else f"seed {self.seed}"
 
     def __call__(
         self,

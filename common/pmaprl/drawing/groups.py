@@ -265,7 +265,7 @@ FLAGS_WITHOUT_EFFECT |= {name for name in ONE_TIME if name != "init_from"}
 def group(runs: Iterable[LoggedRun], by: tuple[str, ...] = ()) -> list[Group]:
     """Group runs by environment, algorithm and the flags `by`, and sort the groups."""
     groups: dict[str, Group] = {}
-    for run in runs:
+    for run in _told_apart(list(runs)):
         variant = {name: run.flags[name] for name in by if name in run.flags}
         empty = Group(
             env=run.flags["env"],
@@ -280,6 +280,20 @@ def group(runs: Iterable[LoggedRun], by: tuple[str, ...] = ()) -> list[Group]:
         return group.env, group.algorithm, values
 
     return sorted(groups.values(), key=order)
+
+
+def _told_apart(runs: list[LoggedRun]) -> list[LoggedRun]:
+    """Name the version behind an algorithm whose file differs between runs of an environment."""
+    versions = defaultdict(set)
+    for run in runs:
+        versions[run.flags["env"], run.algorithm].add(run.codes)
+    named = []
+    for run in runs:
+        if len(versions[run.flags["env"], run.algorithm]) > 1:
+            version = " after ".join(code[:6] for code in run.codes)
+            run = run._replace(algorithm=f"{run.algorithm} [file {version or 'unknown'}]")
+        named.append(run)
+    return named
 
 
 def _sort_key(value: Any) -> tuple:
@@ -309,12 +323,6 @@ def _mixed_flags_note(group: Group) -> str:
     if differing:
         names = ", ".join(differing)
         return f"runs with different {names} are put together, --by {differing[0]} tells them apart"
-    codes = {code for run in group.runs for code in run.codes}
-    if len(codes) > 1:
-        return (
-            f"runs of {len(codes)} versions of the algorithm's file are put together, "
-            "which may learn differently"
-        )
     counts = Counter(seed for run in group.runs for seed in run.seeds)
     repeated = sorted(seed for seed, count in counts.items() if count > 1)
     if repeated:

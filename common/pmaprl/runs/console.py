@@ -130,7 +130,8 @@ class Console:
             return
         count = round(float(np.sum(row["episode/count"])))
         returns = brief_returns(row["episode/return"], self._is_population) if count else ""
-        speed = f"{row['time/sps']:,.0f}"
+        known = row["time/sps"]
+        speed = f"{row['time/sps_total'] if known is None else known:,.0f}"
         if self._bar:
             # The line is short: the best of a population, or the mean of seeds
             first = returns.split(", ")[0].split(" over ")[0]

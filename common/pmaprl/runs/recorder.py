@@ -1,5 +1,6 @@
 """Rows of metrics in `metrics.jsonl` and on the console, one for every chunk of updates."""
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -124,6 +125,7 @@ class Recorder:
             self._log = LogWriter(run.dir, run.args, run.config, resume_at=run.first_step)
             self._clock.go_on(read_log(run.dir, ()))
         self._broken: set[int] = set()  # members of a population that were given up
+        self._elsewhere = 0.0  # seconds of evaluations and saves before the newest row
         self.chunk: Chunk | None = None  # the newest one, until its row is written
 
     def add(self, first_step: int, last_step: int, read: Callable[[], Outcome]) -> None:
@@ -221,13 +223,26 @@ class Recorder:
         clock = self._clock
         done = chunk.last_step - self._run.first_step
         times = {
-            "sps": (chunk.last_step - chunk.first_step) / max(seconds, 1e-9),
+            "sps": self._speed_of(chunk, seconds),
             "sps_total": chunk.last_step / max(clock.trained_before + clock.trained, 1e-9),
             "sps_wall": done / max(clock.since_begin, 1e-9),
             "update": clock.trained - clock.seconds["host"],
             "wall": clock.wall,
         }
         return {f"time/{name}": value for name, value in (times | clock.seconds).items()}
+
+    def _speed_of(self, chunk: Chunk, seconds: float) -> float:
+        """Steps per second of a row; NaN if the host cannot tell.
+
+        Devices go on while the host waits for an evaluation or a save, so that the next updates
+        may be done before anybody looks.
+        """
+        elsewhere = self._clock.seconds["eval"] + self._clock.seconds["checkpoint"]
+        has_waited = elsewhere > self._elsewhere
+        self._elsewhere = elsewhere
+        if has_waited:
+            return math.nan
+        return (chunk.last_step - chunk.first_step) / max(seconds, 1e-9)
 
     def _fails(self, chunk: Chunk) -> bool:
         """True if the run cannot go on: a seed is broken, or every member of a population."""

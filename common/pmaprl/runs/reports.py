@@ -24,7 +24,7 @@ from pmaprl.runs.results import EvaluationResult, ranked, training_returns
 SHOWN_MEMBERS = 5  # best members that the footer lists
 
 
-@dataclass
+@dataclass(repr=False)
 class TrainResult:
     """Result of `train`."""
 
@@ -34,6 +34,11 @@ class TrainResult:
     run_dir: Path | None
     state_sha256: str
     status: str  # "finished" or "stopped"
+
+    def __repr__(self) -> str:
+        returns = self.evaluation.get("eval/return_mean")
+        told = f"{self.status!r}, env_steps={self.env_steps}, return_mean={returns}"
+        return f"TrainResult(status={told}, run_dir={str(self.run_dir)!r})"
 
 
 def header(run: Any, env: str, notes: dict[str, str], changes: list[str]) -> str:

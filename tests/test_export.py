@@ -34,7 +34,8 @@ def observations(policy, size: int) -> Any:
     rng = np.random.default_rng(size)
 
     def draw(x):
-        return np.abs(rng.normal(0, 2, (size, *x.shape))).astype(x.dtype)
+        drawn = np.abs(rng.normal(0, 2, (size, *x.shape))).astype(x.dtype)
+        return np.minimum(drawn, 2) if x.dtype.kind == "i" else drawn  # a Discrete(3) has 0 to 2
 
     return jax.tree.map(
         draw,

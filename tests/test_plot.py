@@ -185,7 +185,7 @@ def test_versions_of_a_file_are_lines_of_their_own(tmp_path):
             config = json.loads((path / "config.json").read_text())
             config = {name: config[name] for name in ("algorithm", "args")} | change
             (path / "config.json").write_text(json.dumps(config))
-        assert compared(*map(str, paths))["algorithm"].tolist() == told
+        assert [row["algorithm"] for row in compared(*map(str, paths))] == told
 
 
 def test_seconds_add_up_over_resumes(tmp_path):

@@ -71,13 +71,18 @@ def check_file(policy: Policy, file: Path, suffix: str) -> Checked:
             for spread in spreads:
                 inputs = _random_inputs(policy, rng, count, spread, memory)
                 ours = act(policy, inputs)
-                with _refusals(suffix):
-                    theirs = run(_exported_inputs(policy, inputs))
-                _compare(policy, inputs, ours.arrays(), list(map(np.asarray, theirs)), suffix)
+                theirs = _act_by(run, _exported_inputs(policy, inputs), suffix)
+                _compare(policy, inputs, ours.arrays(), theirs, suffix)
                 actions.append(ours.actions)
                 memory = ours.memory
     parts = [np.concatenate(part) for part in zip(*actions, strict=True)]
     return Checked(len(parts[0]), varied=any(np.any(part != part[:1]) for part in parts))
+
+
+def _act_by(run: Callable, inputs: Any, suffix: str) -> list[np.ndarray]:
+    """Run an exported file on inputs. Raises UsageError where its runtime refuses them."""
+    with _refusals(suffix):
+        return list(map(np.asarray, run(inputs)))
 
 
 class Inputs(NamedTuple):

@@ -249,17 +249,20 @@ class Batches:
         This is the thread of one actor.
         """
         try:
-            while not self._stop.is_set():
-                try:
-                    self._deliver(actor)
-                except BaseException as error:  # environments may also call sys.exit
-                    actor.close()
-                    # Parameters of a lost process fail here too, but the learner reports the loss
-                    if self._stop.is_set() or multihost.has_lost(error):
-                        return
-                    self._allow_restart(actor, error)
+            self._deliver_until_stopped(actor)
         finally:
             actor.close()
+
+    def _deliver_until_stopped(self, actor: Actor) -> None:
+        while not self._stop.is_set():
+            try:
+                self._deliver(actor)
+            except BaseException as error:  # environments may also call sys.exit
+                actor.close()
+                # Parameters of a lost process fail here too, but the learner reports the loss
+                if self._stop.is_set() or multihost.has_lost(error):
+                    return
+                self._allow_restart(actor, error)
 
     def _deliver(self, actor: Actor) -> None:
         if actor.envs is None:

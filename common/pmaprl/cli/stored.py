@@ -145,15 +145,16 @@ def size_of_tree(folder: Path, most: int) -> int:
     waiting = [folder]
     size = count = 0
     while waiting:
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                count += 1
-                found = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(found.st_mode):
-                    waiting.append(Path(entry.path))
-                    continue
-                check_regular(Path(entry.path), found, most)
-                size += found.st_size
+        with os.scandir(waiting.pop()) as iterator:
+            entries = list(iterator)
+        count += len(entries)
+        for entry in entries:
+            found = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(found.st_mode):
+                waiting.append(Path(entry.path))
+                continue
+            check_regular(Path(entry.path), found, most)
+            size += found.st_size
         if count > MOST_FILES:
             raise UsageError(f"{folder} has over {MOST_FILES:,} files: it is damaged")
     return size

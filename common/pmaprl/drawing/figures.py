@@ -17,9 +17,9 @@ AXES = {
     "env_steps": "environment steps",
     "wall": "wall time, compilation included [s]",
     "seconds": "wall time, compilation and evaluations included [s]",
-    TRAINING: "episode return (mean of each interval)",
-    RECENT: "episode return (mean of the last 100)",
-    EVALUATION: "episode return (greedy evaluation)",
+    TRAINING: "training return of sampled actions (mean of each interval)",
+    RECENT: "training return of sampled actions (mean of the last 100)",
+    EVALUATION: "greedy return (evaluation)",
 }
 # Colours that colour-blind eyes tell apart (Okabe and Ito), without yellow: it is faint on white.
 # With the dashes they make 28 styles.

@@ -46,11 +46,20 @@ def locked(run_dir: Path | None) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            if is_ours(run_dir):  # another run may have replaced the directory
-                (run_dir / LOCK).unlink()
-                if new:
-                    run_dir.rmdir()
+            _release(run_dir, new)
         file.close()
+
+
+def _release(run_dir: Path, new: bool) -> None:
+    """Remove the lock, and the directory if it is `new` and empty.
+
+    Another run may have replaced the directory, whose lock is none of this process then.
+    """
+    if not is_ours(run_dir):
+        return
+    (run_dir / LOCK).unlink()
+    if new:
+        run_dir.rmdir()
 
 
 def is_ours(run_dir: Path) -> bool:

@@ -298,13 +298,12 @@ def read_log(run_dir: Path, metrics: Iterable[str]) -> Log:
                     f"{run_dir}/metrics.jsonl: {name} is {value} at step {step:,}, not a number "
                     "or a list of numbers"
                 )
-            if points[name]:
-                _, _, before = points[name][-1]
-                if len(numbers) != len(before):
-                    raise UsageError(
-                        f"{run_dir}/metrics.jsonl: {name} has numbers of several agents, "
-                        f"{len(numbers)} at step {step:,}, and {len(before)} before"
-                    )
+            before = points[name][-1][2] if points[name] else numbers
+            if len(numbers) != len(before):
+                raise UsageError(
+                    f"{run_dir}/metrics.jsonl: {name} has numbers of several agents, "
+                    f"{len(numbers)} at step {step:,}, and {len(before)} before"
+                )
             points[name].append((step, wall, numbers))
     series = {}
     for name, rows in points.items():

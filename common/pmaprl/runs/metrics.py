@@ -173,6 +173,8 @@ def jsonable(value: Any) -> Any:
     if type(value) is float:
         return _rounded(value)
     values = np.asarray(value)
+    if values.size == 1 and values.dtype.kind == "f":  # most numbers of a run with one agent
+        return _rounded(values.item())
     if values.dtype.kind not in "iufb" or values.dtype.itemsize > 8:
         values = values.astype(float)
     clean = [x if type(x) is int else _rounded(x) for x in values.ravel().tolist()]

@@ -250,7 +250,8 @@ def calls_of_gae(monkeypatch: Any, args: Any, critic: type, updates: int) -> lis
     )
     gae = getattr(algorithm, name)
 
-    def recording(*arrays_and_decays):
+    def recording(*given, **named):
+        arrays_and_decays = [*given, *named.values()]
         jax.debug.callback(
             lambda *call: calls.append([np.asarray(x) for x in call]),
             *arrays_and_decays[:count],

@@ -593,7 +593,7 @@ def tensorboard(tmp_path, monkeypatch, **_):
     start(tmp_path, tensorboard=True)
     scalars = {args[0]: args[1:] for name, args, _ in recorder.calls if name == "add_scalar"}
     assert scalars["learning_rate"][1] == 96
-    assert isinstance(scalars["time/sps"][0], float)
+    assert isinstance(scalars["time/sps_total"][0], float)
     ((_, (name, text, step), _),) = [call for call in recorder.calls if call[0] == "add_text"]
     assert name == "config"
     assert step == 0

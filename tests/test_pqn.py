@@ -39,7 +39,7 @@ def test_x7_learning_sees_what_acting_saw(monkeypatch):
     """Before the first gradient step, with the memory of the rollout before, in episodes that begin
     at any step.
     """
-    monkeypatch.setattr(pqn, "q_lambda_returns", lambda reward, next_value, *_: next_value)
+    monkeypatch.setattr(pqn, "q_lambda_returns", lambda next_value, **_: next_value)
 
     def loss(q, batch):
         difference = jnp.where(batch.first[1:], 0.0, jnp.max(q, axis=-1)[1:] - batch.target[:-1])
@@ -65,7 +65,7 @@ def test_a_time_limit_can_count_as_a_termination(monkeypatch):
     monkeypatch.setattr(
         pqn,
         "q_lambda_returns",
-        lambda reward, value, ended, cut, *_: 1.0 * (ended != (ended | cut)),
+        lambda terminated, truncated, **_: 1.0 * (terminated != (terminated | truncated)),
     )
     both = [
         run_updates(small_pqn_args(bootstrap_truncated=x), make_env("Endings"), 1, 4)[1]

@@ -15,16 +15,14 @@ from pmaprl.cli.checks import Bounds, CountOrZero, Timeout, check_flags
 from pmaprl.cli.command import NO_DEFAULT, main, parse
 from pmaprl.cli.errors import TrainingError, UsageError, printable
 
+ENV = tyro.conf.arg(metavar="ENV", help_behavior_hint="(required)")
+
 
 @dataclass
 class Args:
-    """Check an environment by random actions before training on it. The exit code is 1 if a check
-    fails.
-    """
+    """Check an environment by random actions; the exit code is 1 if a check fails."""
 
-    env: Annotated[
-        tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV", help_behavior_hint="(required)")
-    ] = ""
+    env: Annotated[tyro.conf.Positional[str], ENV] = ""
     """Environment, as behind --env of an algorithm."""
     env_params: Annotated[str, NO_DEFAULT] = ""
     """Change parameters of the environment, or arguments of its make: a JSON object."""

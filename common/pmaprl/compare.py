@@ -54,6 +54,7 @@ difference    return less that of the baseline [95% bootstrap interval], by pair
 better        probability that a seed returns more than one of the baseline [95% bootstrap
               interval]"""
 
+BASELINE = tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
 NUMBER = tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")
 
 
@@ -65,12 +66,8 @@ class Args(Selection):
     """Write the table to this CSV file too, with more columns and full numbers."""
     threshold: Annotated[Finite | None, NUMBER] = None
     """Return to reach (default: 90% of the way from the lowest to the highest in training)."""
-    baseline: Annotated[
-        tuple[str, ...], tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
-    ] = ()
-    """Add the differences of other lines from those with these runs, or of this algorithm, which
-    count as one.
-    """
+    baseline: Annotated[tuple[str, ...], BASELINE] = ()
+    """Add differences of other lines from these runs, or this algorithm, which count as one."""
 
 
 class Span(NamedTuple):

@@ -44,13 +44,14 @@ from pmaprl.cli.run_flags import PARAMS, ArgsFactory, differences
 NO_DEFAULT = tyro.conf.arg(help_behavior_hint="")  # for a text that says it, or a value that is ""
 
 
+RUN = tyro.conf.arg(metavar="RUN", help_behavior_hint="(required)")
+
+
 @dataclass
 class PolicyArgs:
     """Flags that choose a policy."""
 
-    run: Annotated[
-        tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN", help_behavior_hint="(required)")
-    ] = ""
+    run: Annotated[tyro.conf.Positional[str], RUN] = ""
     """Run directory, or one of its checkpoints."""
     step: int | Literal["best", "latest"] = "latest"
     """Checkpoint to take: latest, best (by its evaluation), or a number of environment steps."""

@@ -31,9 +31,7 @@ class Selection:
     runs: Annotated[tyro.conf.Positional[tuple[str, ...]], RUNS] = ()
     """Run directories, such as runs/*."""
     by: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FLAG"), tyro.conf.UseAppendAction] = ()
-    """Split the runs of an algorithm by this flag's value too, such as clip_eps; several with
-    commas or repeated.
-    """
+    """Split the runs of an algorithm by this flag too; several with commas or repeated."""
     estimate: Kind = "iqm"
     """Average over seeds: iqm (no lowest and highest quarter; below 4 seeds the mean) or mean."""
 

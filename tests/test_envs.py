@@ -214,6 +214,8 @@ def test_choices_that_do_not_start_at_0_are_refused(kind):
         {"n": 3, "dtype": np.float32},
         *({"nvec": nvec} for nvec in ([2.5, 3.0], [2, 0], [True, False])),
         {"nvec": [2, 3], "shape": (3,)},
+        {"n": 5, "shape": (1,)},
+        {"n": [2, 3], "shape": (2,)},
         {"nvec": [[2, 3, 4], [5, 6, 7]], "shape": (3, 2)},
         {"nvec": [2, 300], "dtype": np.uint8},
     ],
@@ -223,6 +225,12 @@ def test_choices_that_nobody_can_count_are_refused(space):
     for kind in ("action space", "observation space"):
         with pytest.raises(ValueError, match="not supported"):
             spaces.convert(SimpleNamespace(**space), kind)
+
+
+def test_a_shape_of_numpy_s_numbers_is_one_of_a_file():
+    space = SimpleNamespace(low=0.0, high=1.0, shape=(np.int64(2),), dtype=np.dtype(np.float32))
+    for kind in ("action space", "observation space"):
+        assert type(spaces.convert(space, kind).shape[0]) is int
 
 
 def test_our_own_choices_are_checked_too():

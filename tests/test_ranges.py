@@ -362,6 +362,20 @@ def test_a_mask_in_an_info_keeps_its_parts():
             mask_of(parts, space, "the mask")
 
 
+def test_a_mask_that_the_space_forgets_is_not_dropped():
+    space = gymnasium.spaces.Dict({"x": gymnasium.spaces.Box(0, 1, (2,))})
+    with pytest.raises(FailedEnvError, match="action_mask"):
+        _element(space, {"x": np.zeros(2), "action_mask": np.ones(3)}, "the observation")
+
+
+@pytest.mark.parametrize("obs", [[1, 2], [1, 2, 3, 4], (1, 2, 3), np.zeros((2, 2))], ids=str)
+def test_parts_of_an_observation_are_a_tuple_where_the_space_has_one(obs):
+    space = {"pair": (spaces.box(()), spaces.box(()))}
+    spaces.check_tuples(space, {"pair": (1, 2)})
+    with pytest.raises(ValueError, match="tuple of 2"):
+        spaces.check_tuples(space, {"pair": obs})
+
+
 def test_a_bit_is_0_or_1():
     with pytest.raises(FailedEnvError, match="space"):
         _element(gymnasium.spaces.MultiBinary(3), [2, 0, 1], "the observation")

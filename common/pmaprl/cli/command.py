@@ -328,7 +328,7 @@ def _numbers_apart(args_class: type, argv: list[str]) -> Iterator[str]:
                 yield from (flag, *value.split(","))
                 continue
         elif flag in several and "," in word:
-            yield from filter(None, word.split(","))
+            yield from word.removesuffix(",").split(",")  # of `64, 64` the first word ends so
             continue
         yield word
 

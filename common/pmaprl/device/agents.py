@@ -251,6 +251,7 @@ class Policy:
         if any(np.ma.is_masked(x) for x in jax.tree.leaves(obs)):
             raise UsageError("an observation is a masked array, which leaves numbers out: fill it")
         try:
+            spaces.check_tuples(space, obs)
             arrays = spaces.map_leaves(
                 lambda _, x: x if isinstance(x, Array) else np.asarray(x), space, obs
             )

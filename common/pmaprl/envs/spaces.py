@@ -169,7 +169,7 @@ def _bounds_of_observations(space: Any) -> Box:
 
     A bound that rules out nothing, such as NaN, becomes infinite.
     """
-    shape = tuple(space.shape)
+    shape = tuple(map(int, space.shape))  # NumPy's numbers are none of JSON
     with np.errstate(over="ignore"):  # the largest number of 64 bits may stand for infinity
         low = np.broadcast_to(np.asarray(space.low, np.float32), shape)
         high = np.broadcast_to(np.asarray(space.high, np.float32), shape)
@@ -190,7 +190,7 @@ def _bounds_of_actions(space: Any, what: str) -> Box:
         ValueError: no number of 32 bits is between the bounds, or floats of 32 bits do not have all
             whole numbers there.
     """
-    shape = tuple(space.shape)
+    shape = tuple(map(int, space.shape))  # NumPy's numbers are none of JSON
     dtype = np.dtype(getattr(space, "dtype", None) or np.float32)
     is_floating = jnp.issubdtype(dtype, jnp.floating)
     low = np.broadcast_to(np.asarray(space.low), shape).astype(np.float64)
@@ -250,6 +250,9 @@ def _check_choices(space: Any, what: str) -> None:
             raise ValueError(
                 f"{refusal}: it has shape {shape} and numbers of choices of shape {counts.shape}"
             )
+    is_binary = any(kind.__name__ == "MultiBinary" for kind in type(space).__mro__)
+    if not has_counts and shape and not is_binary:
+        raise ValueError(f"{refusal}: it has shape {shape}, where choices of each are in nvec")
     if not has_counts and not shape and counts.ndim:
         raise ValueError(
             f"{refusal}: its number of choices has shape {counts.shape}, it is not one number"
@@ -342,6 +345,23 @@ def _of_shape(leaf: Box, shape: tuple[int, ...]) -> Box:
     if len(lows) != 1 or len(highs) != 1:
         return box(shape)
     return box(shape, lows.pop(), highs.pop())._replace(dtype=leaf.dtype)
+
+
+def check_tuples(space: Space, obs: Any) -> None:
+    """Raise ValueError if `obs` has no tuple of as many parts where the space has one.
+
+    A list or an array would be taken apart along its first axis, which may be a batch.
+    """
+    if isinstance(space, Leaf):
+        return
+    if isinstance(space, Mapping):
+        for name, part in space.items():
+            check_tuples(part, obs[name])
+        return
+    if not isinstance(obs, tuple) or len(obs) != len(space):
+        raise ValueError(f"there is no tuple of {len(space)} parts")
+    for part, x in zip(space, obs, strict=True):
+        check_tuples(part, x)
 
 
 def plain(obs: Any) -> Any:

@@ -121,6 +121,9 @@ class SuiteEnv:
                 f"the infos of {self._env_id} have no final_obs at the end of an episode"
             )
         final_obs = _copied(obs)
+        is_told = np.broadcast_to(infos.get("_final_obs", True), over.shape)
+        if not is_told[over].all():
+            raise FailedEnvError(f"the infos of {self._env_id} lack a final_obs of an episode")
         for index in np.flatnonzero(over):
             try:
                 parts = list(

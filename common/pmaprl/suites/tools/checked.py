@@ -79,6 +79,8 @@ def _element(space: Space, obs: Any, what: str) -> Any:
         if not isinstance(obs, Mapping) or set(space) - set(obs):
             names = ", ".join(map(str, space))
             raise FailedEnvError(f"{what} has not the parts {names} of its space")
+        if "action_mask" in obs and "action_mask" not in space.spaces:
+            raise FailedEnvError(f"{what} has an action_mask that its space does not have: add it")
         return {name: _element(part, obs[name], f"{what} {name}") for name, part in space.items()}
     if isinstance(space, Tuple):
         if not isinstance(obs, tuple | list) or len(space) != len(obs):

@@ -87,4 +87,4 @@ def _channels_last(leaf: spaces.Leaf) -> spaces.Leaf:
         return leaf
     low = np.moveaxis(leaf.low, 0, -1)
     high = np.moveaxis(leaf.high, 0, -1)
-    return spaces.Box(low, high, low.shape)
+    return spaces.Box(low=low, high=high, shape=low.shape, dtype=leaf.dtype)

@@ -187,17 +187,16 @@ def _module(
     given = isinstance(algorithm, ModuleType)
     file = algorithm.__file__ if given else algorithm
     path = Path(file or ROOT / str(config.get("script"))).resolve()
-    is_there = path.is_file()
-    digest = sha256(path.read_bytes()).hexdigest() if is_there else ""
-    if algorithm is None and not may_be_imported(path, digest):
-        ways = f"--algorithm {shlex.quote(str(path))}"
+    if algorithm is None and not may_be_imported(path):
+        flag = f"--algorithm {shlex.quote(str(path))}"
         in_python = f"load_policy(..., algorithm={str(path)!r})"
-        told = f"{run_dir} was made by {path}, which has not trained here as it is now"
         raise UsageError(
-            f"{told}: if you trust that file, name it by {ways}, in Python {in_python}"
+            f"{run_dir} was made by {path}, which has not trained here as it is now: if you trust "
+            f"that file, name it by {flag}, in Python {in_python}"
         )
-    if not is_there:
+    if not path.is_file():
         raise UsageError(f"the algorithm of {run_dir} is not there: {path} does not exist")
+    digest = sha256(path.read_bytes()).hexdigest()
     module = algorithm if given else import_file(path, digest)
     if digest != config.get("script_sha256"):
         text = f"{path.name} has changed since {run_dir} was made with it"

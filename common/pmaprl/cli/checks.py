@@ -197,9 +197,7 @@ def float32_rule(number: float) -> str:
 
 
 def _bound_rule(number: float, *bounds: float) -> str:
-    """Rule, in words, that a number breaks which float32 rounds to one of its bounds; empty where
-    it does not.
-    """
+    """Name the bound to which float32 rounds a number, as a rule; "" if it rounds to none."""
     single = struct.unpack("f", struct.pack("f", number))[0]
     for bound in bounds:
         if single == bound != number:

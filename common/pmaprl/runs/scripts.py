@@ -22,7 +22,7 @@ def remember(script: Path) -> None:
     path = script.resolve()
     if path.parent == ALGOS:
         return
-    entry = [str(path), sha256(path.read_bytes()).hexdigest()]
+    entry = [str(path), _digest(path)]
     others = [other for other in _known() if other != entry]
     with suppress(OSError):
         folder = cache_directory()
@@ -31,15 +31,25 @@ def remember(script: Path) -> None:
             temporary.write_text(json.dumps([*others, entry][-MOST:]))
 
 
-def may_be_imported(path: Path, digest: str) -> bool:
+def may_be_imported(path: Path) -> bool:
     """Tell if a run directory may name a file: one of the kit, or one that the user has run.
+
+    A file that has changed since it was run is another one. No file is read that was never run:
+    what a stranger names may be endless.
 
     Args:
         path: resolved path.
-        digest: SHA-256 of the content; one that has changed since it was run is another file.
     """
-    is_known = path.parent == ALGOS or [str(path), digest] in _known()
-    return path.suffix == ".py" and is_known
+    if path.suffix != ".py":
+        return False
+    if path.parent == ALGOS:
+        return True
+    digests = [digest for known, digest in _known() if known == str(path)]
+    return bool(digests) and path.is_file() and _digest(path) in digests
+
+
+def _digest(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()
 
 
 def _known() -> list[list[str]]:
@@ -50,4 +60,4 @@ def _known() -> list[list[str]]:
         return []
     if not isinstance(stored, list):
         return []
-    return [entry for entry in stored if isinstance(entry, list)]
+    return [entry for entry in stored if isinstance(entry, list) and len(entry) == 2]

@@ -27,7 +27,7 @@ import pmaprl.runs.run
 from algos import ppo_pmap as ppo
 from pmaprl.cli.command import exit_code, parse
 from pmaprl.cli.env_flags import named_by_text
-from pmaprl.cli.errors import UsageError, printable
+from pmaprl.cli.errors import TrainingError, UsageError, printable
 from pmaprl.cli.stored import DEEPEST, opened, read_json
 from pmaprl.envs.spaces import EnvSpec
 from pmaprl.policy import load_policy
@@ -344,12 +344,20 @@ def test_a_folder_of_a_run_is_no_link(run_dir, tmp_path, stopping, place):
 
 
 def test_a_folder_of_checkpoints_that_becomes_a_link_is_not_written_through(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
-    (tmp_path / "run").mkdir()
+    """It becomes one after the save has looked at it, and before it writes."""
+    folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
     (tmp_path / "outside").mkdir()
-    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "outside")
-    with pytest.raises(UsageError, match="symbolic link"):
-        checkpoints.save(1, {"learner": np.zeros(2)}, None)
+
+    def swap():
+        folder.rmdir()
+        folder.symlink_to(tmp_path / "outside")
+        return {"learner": np.zeros(2)}
+
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(1, swap, None)
+    with pytest.raises((TrainingError, UsageError), match="symbolic link"):
+        checkpoints.wait()
     assert not list((tmp_path / "outside").iterdir())
 
 

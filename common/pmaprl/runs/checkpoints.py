@@ -271,7 +271,6 @@ class Checkpoints:
         if self.directory is None:
             return
         self.wait()
-        refuse_link(self.directory)  # it may have become one since the run began
         write = partial(self._write, step, arrays, returns)
         if multihost.count() > 1:
             try:
@@ -302,6 +301,7 @@ class Checkpoints:
         at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
         evaluation = {"returns": returns} if returns else None
         path = self.path(step).absolute()
+        refuse_link(self.directory)  # it may have become one since the save began
         with ocp.Context(async_options=at_once):
             return ocp.save_async(path, stored, overwrite=True, custom_metadata=evaluation)
 

@@ -29,7 +29,7 @@ PICTURES = {  # plots and animations
 PRINTED = {  # what a notebook is there for
     "anatomy_of_ppo": "the file's differ by at most  [0-9.]+e-0[6-9]|by at most  0.0e",
     "fork_an_algorithm": r"^\+    return -ratio \* advantage",
-    "populations": r"^\+    total \+= hp.kl_coef \* ",
+    "populations": r"^\+        \+ hparams.kl_coef \* ",
 }
 
 

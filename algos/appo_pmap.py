@@ -17,7 +17,6 @@ from pmaprl.flags import (
     Bounds,
     Count,
     CountOrZero,
-    Counts,
     Discount,
     Fraction,
     Layers,
@@ -100,7 +99,7 @@ class Args(ActorArgs):
     # network
     activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
     """Activation of the hidden layers."""
-    hidden_sizes: Counts = (64, 64)
+    hidden_sizes: tuple[Count, ...] = (64, 64)
     """Widths of the hidden layers, behind the convolutions where observations are images."""
     share_torso: bool = False
     """Share the hidden layers of policy and value function: half the computation, which pays off
@@ -149,7 +148,6 @@ from pmaprl.algorithm import (
     OnPolicy,
     PolicyInput,
     Rollout,
-    Space,
     UpdateContext,
     nets,
     optim,
@@ -164,37 +162,40 @@ class Network(nn.Module):
     """Network of policies and values [T, N], and the memories after each step."""
 
     args: Args
-    obs_space: Space
-    action_space: Space
+    env: EnvSpec
 
     @nn.compact
     def __call__(self, obs: jax.Array, first: jax.Array, memory: "Memory"):
         args = self.args
         layers = partial(nets.Recurrent, args.rnn, args.rnn_size, args.rnn_span, args.dtype)
-        policy_space = nets.without_privileged(self.obs_space)
-        x = nets.Torso.of(args, policy_space, name="torso")(obs)
+        x = nets.Torso.of(args, self.env.policy_obs_space, name="torso")(obs)
         x, of_policy = layers(name="memory")(x, first, memory.policy)
         y = x
         of_value = ()
         if not args.share_torso:
-            y = nets.Torso.of(args, self.obs_space, name="value_torso")(obs)
+            y = nets.Torso.of(args, self.env.observation_space, name="value_torso")(obs)
             y, of_value = layers(name="value_memory")(y, first, memory.value)
         value = nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(y)[..., 0]
-        policy = nets.PolicyHead(self.action_space, name="policy")(x, obs)
+        policy = nets.PolicyHead(self.env.action_space, name="policy")(x, obs)
         return policy, value, Memory(policy=of_policy, value=of_value)
 
 
 # --------------------------------------------------------------------------------------------------
 # records
 
+Metrics = dict[str, jax.Array]
+"""Numbers [] of an update, by name."""
+
 
 class Learner(struct.PyTreeNode):
     """Parameters, optimiser and normalisers, the same on every learner device."""
 
     params: Any
-    opt_state: optim.AdamState
-    obs_stats: Any  # RunningStats of each part of observations, or None
-    return_stats: nets.RunningStats | None  # statistics of value targets, the network's units
+    opt_state: Any
+    obs_stats: nets.Normalizer
+    return_stats: (
+        nets.Normalizer
+    )  # of value targets, between units of the rewards and the network's
 
 
 class Memory(NamedTuple):
@@ -345,7 +346,7 @@ def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, clamp: float) -> jax
 
 def loss(
     policy: nets.Distribution, value: jax.Array, batch: Batch, hparams: HParams
-) -> tuple[jax.Array, optim.Metrics]:
+) -> tuple[jax.Array, Metrics]:
     """Policy, value and exploration loss, means over the steps that count.
 
     Args:
@@ -397,7 +398,7 @@ def loss(
 
 def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
     """Make APPO for `env`, as pure functions of one agent on one device."""
-    network = Network(args, env.observation_space, env.action_space)
+    network = Network(args, env)
 
     def explore(
         learner: Learner, seen: PolicyInput, memory: Memory, noise: jax.Array
@@ -413,28 +414,26 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
 
     def update(
         learner: Learner, rollout: Rollout, context: UpdateContext
-    ) -> tuple[Learner, optim.Metrics]:
+    ) -> tuple[Learner, Metrics]:
         """Learn from this device's share of some rollouts, and correct for the policies' lag."""
         batch, estimate_metrics = estimate(learner, rollout, context)
         learner, batch = nets.popart(learner, batch, batch.weight > 0)
         learner, learn_metrics = learn(learner, batch, context)
-        learner = learner.replace(
-            obs_stats=nets.update_stats(learner.obs_stats, rollout.obs, rollout.valid)
-        )
+        learner = learner.replace(obs_stats=learner.obs_stats.update(rollout.obs, rollout.valid))
         return learner, estimate_metrics | learn_metrics
 
     def estimate(
         learner: Learner, rollout: Rollout, context: UpdateContext
-    ) -> tuple[Batch, optim.Metrics]:
+    ) -> tuple[Batch, Metrics]:
         """Estimate values, advantages and targets, in units of the rewards."""
         # This pass is the loss's own: with one gradient step per update, both compile into one
-        obs = nets.normalize(learner.obs_stats, rollout.obs)
+        obs = learner.obs_stats.normalize(rollout.obs)
         obs, first = as_samples((obs, rollout.seen.first))
         outcome = network.apply(learner.params, obs, first, rollout.memory)
         policy, value, memory = jax.tree.map(
             lambda x: x.reshape(*rollout.reward.shape, *x.shape[2:]), outcome
         )
-        value = nets.denormalize(learner.return_stats, value)  # [T, N]
+        value = learner.return_stats.denormalize(value)  # [T, N]
         last = rollout.last.obs, rollout.last.first, jax.tree.map(lambda x: x[-1], memory)
         final = rollout.final_obs, jnp.zeros_like(rollout.terminated), memory
         next_value = rollout.next_values(
@@ -489,7 +488,7 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
             target=as_samples(target),
             weight=as_samples(weight),
         )
-        return batch, optim.mean_over_devices(metrics)
+        return batch, metrics
 
     def as_samples(tree: Any) -> Any:
         """Put samples along the second axis of [T, N, ...]: steps, or with memory sequences."""
@@ -497,9 +496,7 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
             return tree
         return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), tree)
 
-    def learn(
-        learner: Learner, batch: Batch, context: UpdateContext
-    ) -> tuple[Learner, optim.Metrics]:
+    def learn(learner: Learner, batch: Batch, context: UpdateContext) -> tuple[Learner, Metrics]:
         """Take gradient steps on the minibatches of all epochs."""
         hparams = context.hparams
         minibatches = context.minibatches(args.num_epochs, args.num_minibatches)  # [E, M, B]
@@ -509,10 +506,10 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
             minibatch = batch
             if args.num_minibatches > 1:
                 minibatch = jax.tree.map(lambda x: x[:, indices], batch)
-            # The mean is over all devices
-            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hparams)
-            params, opt_state = optim.adam_step(params, grads, opt_state, hparams)
-            return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
+            minibatch_loss = partial(loss_of, batch=minibatch, hparams=hparams)
+            # The gradient is the mean over all devices
+            params, opt_state, metrics = optim.adam_step(minibatch_loss, params, opt_state, hparams)
+            return (params, opt_state), metrics
 
         start = learner.params, learner.opt_state
         if minibatches.shape[:2] == (1, 1):
@@ -523,12 +520,12 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
         # unused rest of the loss
         first = jax.tree.map(lambda x: x[:, minibatches[-1, 0]], batch)
         _, after = loss_of(params, first, hparams)
-        kl = optim.mean_over_devices(after["policy/approx_kl"])
+        kl = after["policy/approx_kl"]
         opt_state = optim.adapt_learning_rate(opt_state, kl, hparams)
         learner = learner.replace(params=params, opt_state=opt_state)
         return learner, metrics | {"policy/approx_kl": kl}
 
-    def loss_of(params: Any, batch: Batch, hparams: HParams) -> tuple[jax.Array, optim.Metrics]:
+    def loss_of(params: Any, batch: Batch, hparams: HParams) -> tuple[jax.Array, Metrics]:
         """Loss of a minibatch [1, B, ...] or [T, B, ...], and metrics."""
         memory = jax.tree.map(lambda x: x[0], batch.memory)
         policy, value, _ = network.apply(params, batch.obs, batch.first, memory)
@@ -536,7 +533,7 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
 
     def step_network(learner: Learner, obs: jax.Array, first: jax.Array, memory: Memory):
         """Policy, value in the network's units, and memory after one step, for raw observations."""
-        obs = nets.normalize(learner.obs_stats, obs)
+        obs = learner.obs_stats.normalize(obs)
         inputs = jax.tree.map(lambda x: x[None], (obs, first))
         sequence = network.apply(learner.params, *inputs, memory)
         return jax.tree.map(lambda x: x[0], sequence)
@@ -544,7 +541,7 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
     def value_of(learner: Learner, obs: jax.Array, first: jax.Array, memory: Memory) -> jax.Array:
         """Values of raw observations, in units of the rewards."""
         _, value, _ = step_network(learner, obs, first, memory)
-        return nets.denormalize(learner.return_stats, value)
+        return learner.return_stats.denormalize(value)
 
     def new_memory(count: int) -> Memory:
         """Memory of the policy alone, for `count` environments whose episodes begin."""
@@ -562,8 +559,8 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
         return Learner(
             params=params,
             opt_state=optim.adam_init(params, hparams),
-            obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
-            return_stats=nets.running_stats((), on=args.normalize_returns),
+            obs_stats=nets.Normalizer.of(env.observation_space, on=args.normalize_obs),
+            return_stats=nets.Normalizer.of_numbers(on=args.normalize_returns),
         )
 
     def act(

@@ -7,12 +7,12 @@ python algos/dqn_pmap.py --help
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pmaprl.flags import (
     AdamBeta,
     Count,
-    Counts,
     Discount,
     Finite,
     Fraction,
@@ -98,7 +98,7 @@ class Args(OffPolicyArgs):
     """Apply layer normalisation before every activation."""
     activation: Literal["tanh", "relu", "swish", "gelu"] = "relu"
     """Activation of the hidden layers."""
-    hidden_sizes: Counts = (128, 128)
+    hidden_sizes: tuple[Count, ...] = (128, 128)
     """Widths of the hidden layers."""
     encoder: Literal["small", "nature", "impala", "flat"] = "small"
     """Image encoder: small (a 3 x 3 convolution with 16 channels), nature (the Nature DQN network),
@@ -155,7 +155,7 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        space = nets.without_privileged(self.env.observation_space)
+        space = self.env.policy_obs_space
         x = nets.Torso.of(self.args, space)(obs)
         advantage = self.head(self.env.action_space.n, "advantage")(x)
         if not self.args.dueling:
@@ -172,14 +172,17 @@ class QNetwork(nn.Module):
 # --------------------------------------------------------------------------------------------------
 # records
 
+Metrics = dict[str, jax.Array]
+"""Numbers [] of an update, by name."""
+
 
 class Learner(struct.PyTreeNode):
     """Networks, optimiser and normaliser, the same on every device."""
 
     params: Any
     target_params: Any  # copy of `params` that follows them
-    opt_state: optim.AdamState
-    obs_stats: Any  # RunningStats of each part of observations, or None
+    opt_state: Any
+    obs_stats: nets.Normalizer
     epsilon: jax.Array  # [] probability of a random action
 
 
@@ -276,15 +279,17 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
 
     def update(
         learner: Learner, batch: Transition, context: UpdateContext
-    ) -> tuple[Learner, optim.Metrics]:
+    ) -> tuple[Learner, Metrics]:
         """Take a gradient step of the Q network and, if it is due, a step of the target network."""
         hparams = context.hparams
-        obs, next_obs = (nets.normalize(learner.obs_stats, x) for x in (batch.obs, batch.next_obs))
+        obs, next_obs = (learner.obs_stats.normalize(x) for x in (batch.obs, batch.next_obs))
         batch = batch._replace(obs=obs, next_obs=next_obs)
-        grads, metrics = optim.mean_gradients(loss_of)(
-            learner.params, learner.target_params, batch, hparams
+        batch_loss = partial(
+            loss_of, target_params=learner.target_params, batch=batch, hparams=hparams
         )
-        params, opt_state = optim.adam_step(learner.params, grads, learner.opt_state, hparams)
+        params, opt_state, metrics = optim.adam_step(
+            batch_loss, learner.params, learner.opt_state, hparams
+        )
         due = context.updates % args.target_frequency == 0
         tau = jnp.where(due, hparams.tau, 0.0)
         target_params = jax.tree.map(
@@ -296,11 +301,11 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
             opt_state=opt_state,
             epsilon=hparams.epsilon,
         )
-        return learner, metrics | {"grad/norm": optim.global_norm(grads)}
+        return learner, metrics
 
     def loss_of(
         params: Any, target_params: Any, batch: Transition, hparams: HParams
-    ) -> tuple[jax.Array, optim.Metrics]:
+    ) -> tuple[jax.Array, Metrics]:
         """Loss of a batch, and metrics; no gradient goes through the targets."""
         output = of_action(network.apply(params, batch.obs), batch.action)  # [B, Z]
         next_output = network.apply(target_params, batch.next_obs)  # [B, n, Z]
@@ -325,7 +330,7 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
         learner: Learner, obs: jax.Array, epsilon: float | jax.Array
     ) -> nets.Categoricals:
         """Epsilon-greedy policy for raw observations."""
-        obs = nets.normalize(learner.obs_stats, obs)
+        obs = learner.obs_stats.normalize(obs)
         q = q_values(network.apply(learner.params, obs), args)
         return nets.epsilon_greedy(q, epsilon, obs)
 
@@ -334,7 +339,7 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
 
         Only `valid` [T, N] ones count, if that is given.
         """
-        return learner.replace(obs_stats=nets.update_stats(learner.obs_stats, new.obs, valid))
+        return learner.replace(obs_stats=learner.obs_stats.update(new.obs, valid))
 
     def init(key: jax.Array, hparams: HParams) -> Learner:
         """Make the learner before the first update."""
@@ -343,8 +348,8 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
             params=params,
             target_params=params,
             opt_state=optim.adam_init(params, hparams),
-            obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
-            epsilon=optim.epsilon_after(args, 0),
+            obs_stats=nets.Normalizer.of(env.observation_space, on=args.normalize_obs),
+            epsilon=hparams.epsilon,
         )
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:

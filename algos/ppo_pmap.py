@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pmaprl.flags import (
     AdamBeta,
     Count,
-    Counts,
     Discount,
     Fraction,
     NonNegative,
@@ -91,7 +90,7 @@ class Args(OnPolicyArgs):
     # network
     activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
     """Activation of the hidden layers."""
-    hidden_sizes: Counts = (64, 64)
+    hidden_sizes: tuple[Count, ...] = (64, 64)
     """Widths of the hidden layers of the actor and of the critic."""
     share_torso: bool = False
     """Share the hidden layers of actor and critic: half the computation, and --vf-coef acts on the
@@ -132,7 +131,7 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[nets.Distribution, jax.Array]:
-        space = nets.without_privileged(self.env.observation_space)
+        space = self.env.policy_obs_space
         x = nets.Torso.of(self.args, space)(obs)
         # Observations hold the action mask, if there is one
         policy = nets.PolicyHead(self.env.action_space)(x, obs)
@@ -156,6 +155,9 @@ class Critic(nn.Module):
 # --------------------------------------------------------------------------------------------------
 # records
 
+Metrics = dict[str, jax.Array]
+"""Numbers [] of an update, by name."""
+
 
 class Params(NamedTuple):
     actor: Any
@@ -166,9 +168,9 @@ class Learner(struct.PyTreeNode):
     """Parameters, optimiser and normalisers, the same on every device."""
 
     params: Params
-    opt_state: optim.AdamState
-    obs_stats: Any  # RunningStats of each part of observations, or None
-    return_stats: nets.RunningStats | None  # statistics of value targets, the critic's units
+    opt_state: Any
+    obs_stats: nets.Normalizer
+    return_stats: nets.Normalizer  # of value targets, to the critic's units
 
 
 class Batch(NamedTuple):
@@ -257,7 +259,7 @@ def value_loss(
 
 def loss(
     policy: nets.Distribution, value: jax.Array, batch: Batch, hparams: HParams
-) -> tuple[jax.Array, optim.Metrics]:
+) -> tuple[jax.Array, Metrics]:
     """Policy, value and exploration loss (Schulman et al. 2017, eq. 9).
 
     Args:
@@ -269,7 +271,7 @@ def loss(
     Returns:
         The loss [], and metrics [].
     """
-    policy = nets.restrict_to(policy, batch.own)
+    policy = policy.restrict_to(batch.own)
     log_ratio = policy.log_prob(batch.action) - batch.log_prob
     ratio = jnp.exp(log_ratio)
     entropy = policy.entropy()
@@ -317,7 +319,7 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
 
     def update(
         learner: Learner, rollout: Rollout, context: UpdateContext
-    ) -> tuple[Learner, optim.Metrics]:
+    ) -> tuple[Learner, Metrics]:
         """Learn from a rollout [T, N, ...]: estimate advantages, then learn (algorithm 1).
 
         A `Rollout` has obs, action, extras, reward, terminated, truncated, next_obs and, after the
@@ -326,12 +328,10 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         batch, estimate_metrics = estimate(learner, rollout, context.hparams)
         learner, batch = nets.popart(learner, batch)
         learner, learn_metrics = learn(learner, batch, context)
-        learner = learner.replace(obs_stats=nets.update_stats(learner.obs_stats, rollout.obs))
+        learner = learner.replace(obs_stats=learner.obs_stats.update(rollout.obs))
         return learner, estimate_metrics | learn_metrics
 
-    def estimate(
-        learner: Learner, rollout: Rollout, hparams: HParams
-    ) -> tuple[Batch, optim.Metrics]:
+    def estimate(learner: Learner, rollout: Rollout, hparams: HParams) -> tuple[Batch, Metrics]:
         """Estimate advantages and value targets, in units of the rewards."""
         value = value_of(learner, rollout.obs)  # [T, N]
         next_value = rollout.next_values(value, partial(value_of, learner))
@@ -344,9 +344,9 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
             gamma=hparams.gamma,
             gae_lambda=hparams.gae_lambda,
         )
-        policy = nets.restrict_to(rollout.extras, rollout.own)
+        policy = rollout.extras.restrict_to(rollout.own)
         batch = Batch(
-            obs=nets.normalize(learner.obs_stats, rollout.obs),
+            obs=learner.obs_stats.normalize(rollout.obs),
             action=rollout.action,
             log_prob=policy.log_prob(rollout.action),
             value=value,
@@ -357,9 +357,7 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)  # [T * N, ...]
         return batch, optim.value_metrics(batch.value, batch.target, batch.advantage)
 
-    def learn(
-        learner: Learner, batch: Batch, context: UpdateContext
-    ) -> tuple[Learner, optim.Metrics]:
+    def learn(learner: Learner, batch: Batch, context: UpdateContext) -> tuple[Learner, Metrics]:
         """Take gradient steps on the minibatches of all epochs.
 
         No epoch counts after one whose KL divergence exceeds --target-kl.
@@ -374,39 +372,38 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
             params, opt_state = carry
             indices, advantage = inputs
             minibatch = optim.gather_samples(batch, indices)._replace(advantage=advantage)
-            # The mean is over all devices
-            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hparams)
-            params, opt_state = optim.adam_step(params, grads, opt_state, hparams)
-            return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
+            minibatch_loss = partial(loss_of, batch=minibatch, hparams=hparams)
+            # The gradient is the mean over all devices
+            params, opt_state, metrics = optim.adam_step(minibatch_loss, params, opt_state, hparams)
+            return (params, opt_state), metrics
 
         start = learner.params, learner.opt_state
         (params, opt_state), metrics = optim.run_epochs(
             step, start, (minibatches, advantage), hparams.target_kl
         )
         # The KL after the update is that of the first minibatch of the last epoch; XLA drops the
-        # unused rest of the loss. It moves the learning rate, so it has to be the same on all
-        # devices here, while the driver averages other metrics
+        # unused rest of the loss
         first = optim.gather_samples(batch, minibatches[-1, 0])
         _, after = loss_of(params, first, hparams)
-        kl = optim.mean_over_devices(after["policy/approx_kl"])
+        kl = after["policy/approx_kl"]
         opt_state = optim.adapt_learning_rate(opt_state, kl, hparams)
         learner = learner.replace(params=params, opt_state=opt_state)
         return learner, metrics | {"policy/approx_kl": kl}
 
-    def loss_of(params: Params, batch: Batch, hparams: HParams) -> tuple[jax.Array, optim.Metrics]:
+    def loss_of(params: Params, batch: Batch, hparams: HParams) -> tuple[jax.Array, Metrics]:
         """Loss of a minibatch [B, ...], and metrics."""
         policy, value = outputs(params, batch.obs)
         return loss(policy, value, batch, hparams)
 
     def policy_of(learner: Learner, obs: jax.Array) -> nets.Distribution:
         """Distributions over actions for raw observations."""
-        policy, _ = outputs(learner.params, nets.normalize(learner.obs_stats, obs))
+        policy, _ = outputs(learner.params, learner.obs_stats.normalize(obs))
         return policy
 
     def value_of(learner: Learner, obs: jax.Array) -> jax.Array:
         """Values of raw observations, in units of the rewards."""
-        _, value = outputs(learner.params, nets.normalize(learner.obs_stats, obs))
-        return nets.denormalize(learner.return_stats, value)
+        _, value = outputs(learner.params, learner.obs_stats.normalize(obs))
+        return learner.return_stats.denormalize(value)
 
     def outputs(params: Params, obs: jax.Array) -> tuple[nets.Distribution, jax.Array]:
         """Policy and value for normalised observations; unused outputs cost nothing."""
@@ -423,8 +420,8 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         return Learner(
             params=params,
             opt_state=optim.adam_init(params, hparams),
-            obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
-            return_stats=nets.running_stats((), on=args.normalize_returns),
+            obs_stats=nets.Normalizer.of(env.observation_space, on=args.normalize_obs),
+            return_stats=nets.Normalizer.of_numbers(on=args.normalize_returns),
         )
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:

@@ -7,13 +7,13 @@ python algos/ppo_rnn_pmap.py --help
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pmaprl.flags import (
     AdamBeta,
     Count,
     CountOrZero,
-    Counts,
     Discount,
     Fraction,
     Layers,
@@ -96,7 +96,7 @@ class Args(RecurrentArgs):
     # network
     activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
     """Activation of the hidden layers."""
-    hidden_sizes: Counts = (64, 64)
+    hidden_sizes: tuple[Count, ...] = (64, 64)
     """Widths of the hidden layers of the actor and of the critic."""
     share_torso: bool = False
     """Share the hidden and recurrent layers of actor and critic: half the computation."""
@@ -145,13 +145,10 @@ from pmaprl.algorithm import (
     PolicyInput,
     Rollout,
     UpdateContext,
-    at_start,
     flat_size,
-    in_segments,
     nets,
     optim,
     run_algorithm,
-    side_by_side,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -168,7 +165,7 @@ class Actor(nn.Module):
     def __call__(
         self, inputs: nets.Inputs, memory: Any
     ) -> tuple[nets.Distribution, jax.Array, Any]:
-        space = nets.without_privileged(self.env.observation_space)
+        space = self.env.policy_obs_space
         x, memory = nets.RecurrentTorso.of(self.args, space)(inputs, memory)
         policy = nets.PolicyHead(self.env.action_space)(x, inputs.obs)
         return policy, x, memory
@@ -195,6 +192,9 @@ class Critic(nn.Module):
 # --------------------------------------------------------------------------------------------------
 # records
 
+Metrics = dict[str, jax.Array]
+"""Numbers [] of an update, by name."""
+
 
 class Params(NamedTuple):
     actor: Any
@@ -213,9 +213,9 @@ class Learner(struct.PyTreeNode):
     """Parameters, optimiser and normalisers, the same on every device."""
 
     params: Params
-    opt_state: optim.AdamState
-    obs_stats: Any  # RunningStats of each part of observations, or None
-    return_stats: nets.RunningStats | None  # statistics of value targets, the critic's units
+    opt_state: Any
+    obs_stats: nets.Normalizer
+    return_stats: nets.Normalizer  # of value targets, to the critic's units
 
 
 class Extras(NamedTuple):
@@ -314,7 +314,7 @@ def value_loss(
 
 def loss(
     policy: nets.Distribution, value: jax.Array, batch: Batch, hparams: HParams
-) -> tuple[jax.Array, optim.Metrics]:
+) -> tuple[jax.Array, Metrics]:
     """Policy, value and exploration loss (Schulman et al. 2017, eq. 9).
 
     Args:
@@ -353,6 +353,21 @@ def loss(
     }
 
 
+def in_segments(tree: Any, num_segments: int) -> Any:
+    """Cut a rollout [T, N, ...] in time into segments of L steps, [L, T / L, N, ...]."""
+
+    def cut(x: jax.Array) -> jax.Array:
+        segments = x.reshape(num_segments, -1, *x.shape[1:])  # [T / L, L, N, ...]
+        return jnp.swapaxes(segments, 0, 1)
+
+    return jax.tree.map(cut, tree)
+
+
+def side_by_side(tree: Any) -> Any:
+    """Treat each segment [L, T / L, N, ...] as one of an environment of its own, [L, B, ...]."""
+    return jax.tree.map(lambda x: x.reshape(len(x), -1, *x.shape[3:]), tree)
+
+
 # --------------------------------------------------------------------------------------------------
 # algorithm
 
@@ -378,17 +393,15 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
 
     def update(
         learner: Learner, rollout: Rollout, context: UpdateContext
-    ) -> tuple[Learner, optim.Metrics]:
+    ) -> tuple[Learner, Metrics]:
         """Learn from a rollout [T, N, ...]: estimate advantages, then learn (algorithm 1)."""
         batch, estimate_metrics = estimate(learner, rollout, context.hparams)
         learner, batch = nets.popart(learner, batch)
         learner, learn_metrics = learn(learner, batch, context)
-        learner = learner.replace(obs_stats=nets.update_stats(learner.obs_stats, rollout.obs))
+        learner = learner.replace(obs_stats=learner.obs_stats.update(rollout.obs))
         return learner, estimate_metrics | learn_metrics
 
-    def estimate(
-        learner: Learner, rollout: Rollout, hparams: HParams
-    ) -> tuple[Batch, optim.Metrics]:
+    def estimate(learner: Learner, rollout: Rollout, hparams: HParams) -> tuple[Batch, Metrics]:
         """Estimate advantages and value targets, in units of the rewards, and cut segments."""
         policy, value, memory = rollout.extras
         last = rollout.last, jax.tree.map(lambda x: x[-1], memory)
@@ -428,9 +441,7 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         metrics = optim.value_metrics(value, batch.target, advantage)
         return in_segments(batch, args.num_steps // args.sequence_length), metrics
 
-    def learn(
-        learner: Learner, batch: Batch, context: UpdateContext
-    ) -> tuple[Learner, optim.Metrics]:
+    def learn(learner: Learner, batch: Batch, context: UpdateContext) -> tuple[Learner, Metrics]:
         """Take gradient steps on the minibatches of all epochs.
 
         No epoch counts after one whose KL divergence exceeds --target-kl.
@@ -448,10 +459,10 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
             envs, advantage = inputs
             minibatch = jax.tree.map(lambda x: x[:, :, envs], batch)._replace(advantage=advantage)
             minibatch = side_by_side(minibatch)
-            # The mean is over all devices
-            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hparams)
-            params, opt_state = optim.adam_step(params, grads, opt_state, hparams)
-            return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
+            minibatch_loss = partial(loss_of, batch=minibatch, hparams=hparams)
+            # The gradient is the mean over all devices
+            params, opt_state, metrics = optim.adam_step(minibatch_loss, params, opt_state, hparams)
+            return (params, opt_state), metrics
 
         start = learner.params, learner.opt_state
         (params, opt_state), metrics = optim.run_epochs(
@@ -461,12 +472,12 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         # unused rest of the loss
         first = jax.tree.map(lambda x: x[:, :, minibatches[-1, 0]], batch)
         _, after = loss_of(params, side_by_side(first), hparams)
-        kl = optim.mean_over_devices(after["policy/approx_kl"])
+        kl = after["policy/approx_kl"]
         opt_state = optim.adapt_learning_rate(opt_state, kl, hparams)
         learner = learner.replace(params=params, opt_state=opt_state)
         return learner, metrics | {"policy/approx_kl": kl}
 
-    def loss_of(params: Params, batch: Batch, hparams: HParams) -> tuple[jax.Array, optim.Metrics]:
+    def loss_of(params: Params, batch: Batch, hparams: HParams) -> tuple[jax.Array, Metrics]:
         """Loss of a minibatch [L, B, ...], and metrics."""
         memory = jax.tree.map(lambda x: x[0], batch.memory)
         policy, value, _ = outputs(params, batch.inputs, memory)
@@ -479,7 +490,7 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         inputs = jax.tree.map(lambda x: x[None], inputs_of(learner, seen, memory))
         sequence = outputs(learner.params, inputs, memory)
         policy, value, after = jax.tree.map(lambda x: x[0], sequence)
-        return policy, nets.denormalize(learner.return_stats, value), memory._replace(**after)
+        return policy, learner.return_stats.denormalize(value), memory._replace(**after)
 
     def outputs(
         params: Params, inputs: nets.Inputs, memory: Memory
@@ -497,7 +508,7 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
 
     def inputs_of(learner: Learner, seen: PolicyInput, memory: Memory) -> nets.Inputs:
         """Inputs of the networks [..., N, ...] for raw observations."""
-        return nets.Inputs.of(seen, memory.action, nets.normalize(learner.obs_stats, seen.obs))
+        return nets.Inputs.of(seen, memory.action, learner.obs_stats.normalize(seen.obs))
 
     def new_memory(count: int) -> Memory:
         """Memory of the policy alone, for `count` environments whose episodes begin."""
@@ -516,7 +527,7 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         actor_key, critic_key = jax.random.split(key)
         obs = env.example_obs(1)
         memory = new_memory(1)
-        inputs = nets.Inputs.of(at_start(obs), memory.action, obs)
+        inputs = nets.Inputs.of(PolicyInput.at_start(obs), memory.action, obs)
         inputs = jax.tree.map(lambda x: x[None], inputs)
         (_, features, _), actor_params = actor.init_with_output(actor_key, inputs, memory.actor)
         critic_params = critic.init(
@@ -526,8 +537,8 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         return Learner(
             params=params,
             opt_state=optim.adam_init(params, hparams),
-            obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
-            return_stats=nets.running_stats((), on=args.normalize_returns),
+            obs_stats=nets.Normalizer.of(env.observation_space, on=args.normalize_obs),
+            return_stats=nets.Normalizer.of_numbers(on=args.normalize_returns),
         )
 
     def act(

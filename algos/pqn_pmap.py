@@ -7,13 +7,13 @@ python algos/pqn_pmap.py --help
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pmaprl.flags import (
     AdamBeta,
     Count,
     CountOrZero,
-    Counts,
     Discount,
     Fraction,
     Layers,
@@ -79,7 +79,7 @@ class Args(RecurrentArgs):
     # network
     activation: Literal["tanh", "relu", "swish", "gelu"] = "relu"
     """Activation of the hidden layers."""
-    hidden_sizes: Counts = (128, 128)
+    hidden_sizes: tuple[Count, ...] = (128, 128)
     """Widths of the hidden layers, behind the convolutions where observations are images."""
     layer_norm: bool = True
     """Apply layer normalisation before every activation, which keeps Q-learning stable without a
@@ -145,7 +145,7 @@ class QNetwork(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array, first: jax.Array, memory: Any) -> tuple[jax.Array, Any]:
         args = self.args
-        space = nets.without_privileged(self.env.observation_space)
+        space = self.env.policy_obs_space
         x = nets.Torso.of(args, space)(obs)
         layers = nets.Recurrent(args.rnn, args.rnn_size, args.rnn_span, args.dtype)
         x, memory = layers(x, first, memory)
@@ -156,13 +156,16 @@ class QNetwork(nn.Module):
 # --------------------------------------------------------------------------------------------------
 # records
 
+Metrics = dict[str, jax.Array]
+"""Numbers [] of an update, by name."""
+
 
 class Learner(struct.PyTreeNode):
     """Parameters, optimiser and normaliser, the same on every device."""
 
     params: Any
-    opt_state: optim.AdamState
-    obs_stats: Any  # RunningStats of each part of observations, or None
+    opt_state: Any
+    obs_stats: nets.Normalizer
     epsilon: jax.Array  # [] probability of random actions in the next rollout
 
 
@@ -225,7 +228,7 @@ def q_lambda_returns(
     return returns
 
 
-def loss(q: jax.Array, batch: Batch) -> tuple[jax.Array, optim.Metrics]:
+def loss(q: jax.Array, batch: Batch) -> tuple[jax.Array, Metrics]:
     """Half the mean squared error of the values of the actions taken.
 
     Args:
@@ -274,11 +277,11 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
 
     def update(
         learner: Learner, rollout: Rollout, context: UpdateContext
-    ) -> tuple[Learner, optim.Metrics]:
+    ) -> tuple[Learner, Metrics]:
         """Learn from a rollout [T, N, ...]: compute returns, then learn (algorithm 1)."""
         batch = estimate(learner, rollout, context.hparams)
         learner, metrics = learn(learner, batch, context)
-        obs_stats = nets.update_stats(learner.obs_stats, rollout.obs)
+        obs_stats = learner.obs_stats.update(rollout.obs)
         return learner.replace(obs_stats=obs_stats, epsilon=context.hparams.epsilon), metrics
 
     def estimate(learner: Learner, rollout: Rollout, hparams: HParams) -> Batch:
@@ -303,7 +306,7 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
             q_lambda=hparams.q_lambda,
         )
         batch = Batch(
-            obs=nets.normalize(learner.obs_stats, rollout.obs),
+            obs=learner.obs_stats.normalize(rollout.obs),
             first=rollout.seen.first,
             memory=jax.tree.map(lambda x: x[None], rollout.memory),
             action=rollout.action,
@@ -313,9 +316,7 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
             return batch
         return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
 
-    def learn(
-        learner: Learner, batch: Batch, context: UpdateContext
-    ) -> tuple[Learner, optim.Metrics]:
+    def learn(learner: Learner, batch: Batch, context: UpdateContext) -> tuple[Learner, Metrics]:
         """Take gradient steps on the minibatches of all epochs."""
         # [E, M, B] samples or sequences
         minibatches = context.minibatches(args.update_epochs, args.num_minibatches)
@@ -323,16 +324,18 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
         def step(carry, indices):
             params, opt_state = carry
             minibatch = jax.tree.map(lambda x: x[:, indices], batch)
-            # The mean is over all devices
-            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch)
-            params, opt_state = optim.adam_step(params, grads, opt_state, context.hparams)
-            return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
+            minibatch_loss = partial(loss_of, batch=minibatch)
+            # The gradient is the mean over all devices
+            params, opt_state, metrics = optim.adam_step(
+                minibatch_loss, params, opt_state, context.hparams
+            )
+            return (params, opt_state), metrics
 
         start = learner.params, learner.opt_state
         (params, opt_state), metrics = optim.run_epochs(step, start, minibatches)
         return learner.replace(params=params, opt_state=opt_state), metrics
 
-    def loss_of(params: Any, batch: Batch) -> tuple[jax.Array, optim.Metrics]:
+    def loss_of(params: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
         """Loss of a minibatch [1, B, ...] or [T, B, ...], and metrics."""
         memory = jax.tree.map(lambda x: x[0], batch.memory)
         q, _ = network.apply(params, batch.obs, batch.first, memory)
@@ -342,7 +345,7 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
         learner: Learner, obs: jax.Array, first: jax.Array, memory: Any
     ) -> tuple[jax.Array, Any]:
         """Q values [N, n] for raw observations [N, ...], and the memory after them."""
-        obs = nets.normalize(learner.obs_stats, obs)
+        obs = learner.obs_stats.normalize(obs)
         inputs = jax.tree.map(lambda x: x[None], (obs, first))
         sequence = network.apply(learner.params, *inputs, memory)
         return jax.tree.map(lambda x: x[0], sequence)
@@ -362,8 +365,8 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
         return Learner(
             params=params,
             opt_state=optim.adam_init(params, hparams),
-            obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
-            epsilon=optim.epsilon_after(args, 0),
+            obs_stats=nets.Normalizer.of(env.observation_space, on=args.normalize_obs),
+            epsilon=hparams.epsilon,
         )
 
     def act(

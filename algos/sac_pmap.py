@@ -14,7 +14,6 @@ from pmaprl.flags import (
     AdamBeta,
     Bounds,
     Count,
-    Counts,
     Discount,
     Fraction,
     OffPolicyArgs,
@@ -102,9 +101,9 @@ class Args(OffPolicyArgs):
     """Use residual blocks, all of one width, in place of hidden layers."""
     activation: Literal["tanh", "relu", "swish", "gelu"] = "relu"
     """Activation of the hidden layers."""
-    hidden_sizes: Counts = (256, 256)
+    hidden_sizes: tuple[Count, ...] = (256, 256)
     """Widths of the hidden layers of the policy and of each Q function."""
-    critic_hidden_sizes: Counts | None = None
+    critic_hidden_sizes: tuple[Count, ...] | None = None
     """Widths of the hidden layers of each Q function (default: --hidden-sizes)."""
     log_std_min: Annotated[float, Bounds(at_most=1)] = -5.0
     """Lowest logarithm of the policy's standard deviation for Box actions, at most 1; the highest
@@ -202,6 +201,9 @@ class QFunction(nn.Module):
 # --------------------------------------------------------------------------------------------------
 # records
 
+Metrics = dict[str, jax.Array]
+"""Numbers [] of an update, by name."""
+
 
 class Params(NamedTuple):
     actor: Any
@@ -221,8 +223,8 @@ class Learner(struct.PyTreeNode):
 
     params: Params
     opt_states: OptStates
-    obs_stats: Any  # RunningStats of each part of observations, or None
-    return_stats: Any  # RunningStats of discounted returns, or None
+    obs_stats: nets.Normalizer
+    return_stats: nets.Normalizer  # of discounted returns
 
 
 # --------------------------------------------------------------------------------------------------
@@ -299,7 +301,7 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
     """
     nets.check_squashable(env, "algos/ppo_pmap.py")
     discrete = isinstance(env.action_space, Discrete)
-    actor = Actor(args, nets.without_privileged(env.observation_space), env.action_space)
+    actor = Actor(args, env.policy_obs_space, env.action_space)
     q_function = QFunction(args, env.observation_space, env.action_space)
     critics = nets.Ensemble(q_function, 2)  # returns [2, B] or [2, B, n]
     low, high = entropy_scales(env.action_space)
@@ -316,10 +318,10 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
 
     def update(
         learner: Learner, batch: Transition, context: UpdateContext
-    ) -> tuple[Learner, optim.Metrics]:
+    ) -> tuple[Learner, Metrics]:
         """Update the Q functions, their targets, and, if it is due, policy and temperature."""
         hparams = context.hparams
-        obs, next_obs = (nets.normalize(learner.obs_stats, x) for x in (batch.obs, batch.next_obs))
+        obs, next_obs = (learner.obs_stats.normalize(x) for x in (batch.obs, batch.next_obs))
         reward = batch.reward / learner.return_stats.std if args.normalize_rewards else batch.reward
         batch = batch._replace(obs=obs, next_obs=next_obs, reward=reward)
         # Expectations over all actions need no noise
@@ -343,7 +345,7 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
 
     def update_critics(
         learner: Learner, batch: Transition, noise: jax.Array | None, hparams: HParams
-    ) -> tuple[Learner, optim.Metrics]:
+    ) -> tuple[Learner, Metrics]:
         """Take a gradient step of both Q functions."""
         params = learner.params
         opt_states = learner.opt_states
@@ -398,7 +400,7 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
 
     def update_policy(
         learner: Learner, batch: Transition, noise: jax.Array | None, hparams: HParams
-    ) -> tuple[Learner, optim.Metrics]:
+    ) -> tuple[Learner, Metrics]:
         """Take a gradient step of the policy and, with --autotune, of the temperature."""
         params = learner.params
         opt_states = learner.opt_states
@@ -460,15 +462,15 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
 
     def policy_of(learner: Learner, obs: jax.Array) -> nets.Categoricals | nets.SquashedNormal:
         """Distributions over actions for raw observations."""
-        return actor.apply(learner.params.actor, nets.normalize(learner.obs_stats, obs))
+        return actor.apply(learner.params.actor, learner.obs_stats.normalize(obs))
 
     def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
         """Update the normalisers by transitions [T, N, ...] that were stored.
 
         Only `valid` [T, N] ones count, if that is given.
         """
-        obs_stats = nets.update_stats(learner.obs_stats, new.obs, valid)
-        return_stats = nets.update_stats(learner.return_stats, new.discounted, valid)
+        obs_stats = learner.obs_stats.update(new.obs, valid)
+        return_stats = learner.return_stats.update(new.discounted, valid)
         return learner.replace(obs_stats=obs_stats, return_stats=return_stats)
 
     def init(key: jax.Array, hparams: HParams) -> Learner:
@@ -496,8 +498,8 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         return Learner(
             params=params,
             opt_states=opt_states,
-            obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
-            return_stats=nets.running_stats((), on=args.normalize_rewards),
+            obs_stats=nets.Normalizer.of(env.observation_space, on=args.normalize_obs),
+            return_stats=nets.Normalizer.of_numbers(on=args.normalize_rewards),
         )
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:

@@ -29,7 +29,7 @@ from benchmarks.kernels import PEERS, PROGRAMS, parts_of_run
 from benchmarks.peers.__main__ import TRAINERS, checkouts_of
 from benchmarks.records import machine_class
 from benchmarks.trace import newest_trace, summary_of
-from pmaprl.cli.checks import Count, Counts, Timeout, check_flags
+from pmaprl.cli.checks import Count, Timeout, check_flags
 from pmaprl.cli.command import main, parse
 from pmaprl.cli.errors import TrainingError
 from pmaprl.runs.directory import git_hash
@@ -73,7 +73,7 @@ class Args:
     """Parts to measure: speeds beside peers, updates per call, XLA's options, a profile, other
     algorithms, exact resume, and compiling.
     """
-    num_envs: Counts = (1_024, 8_192, 65_536)
+    num_envs: tuple[Count, ...] = (1_024, 8_192, 65_536)
     """Environments of the parts that are measured in several sizes; the others take the first."""
     num_steps: Count = 128
     """Steps of a rollout."""

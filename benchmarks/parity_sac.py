@@ -81,7 +81,8 @@ def ours(recipe: str) -> tuple[dict, dict, dict]:
     noises = [optim.noise_like(key, action) for key in keys]
     # Other code divides rewards before its update: here their deviation is 1
     unit = running_stats(()).replace(count=jnp.uint32(1), m2=jnp.asarray(1 - 1e-8))
-    learner = learner.replace(return_stats=learner.return_stats and unit)
+    if learner.return_stats.stats is not None:
+        learner = learner.replace(return_stats=learner.return_stats.replace(stats=unit))
     update = jax.pmap(
         lambda x: algorithm.update(x, batch, UpdateContext(hparams, jnp.int32(1), keys=keys))[0],
         axis_name=AXIS,

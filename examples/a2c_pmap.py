@@ -10,7 +10,6 @@ from typing import Any, Literal
 from pmaprl.flags import (
     AdamBeta,
     Count,
-    Counts,
     Discount,
     NonNegative,
     OnPolicyArgs,
@@ -48,7 +47,7 @@ class Args(OnPolicyArgs):
     # network
     activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
     """Activation of the hidden layers."""
-    hidden_sizes: Counts = (64, 64)
+    hidden_sizes: tuple[Count, ...] = (64, 64)
     """Widths of the hidden layers."""
 
 
@@ -71,7 +70,7 @@ class Network(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[nets.Distribution, jax.Array]:
-        x = nets.Torso.of(self.args, nets.without_privileged(self.env.observation_space))(obs)
+        x = nets.Torso.of(self.args, self.env.policy_obs_space)(obs)
         value = nn.Dense(1)(nets.Torso.of(self.args, self.env.observation_space)(obs))[..., 0]
         return nets.PolicyHead(self.env.action_space)(x, obs), value
 
@@ -80,7 +79,7 @@ class Learner(struct.PyTreeNode):
     """Learned state of A2C, identical on every device."""
 
     params: Any
-    opt_state: optim.AdamState
+    opt_state: Any
     obs_stats: None = None  # observations are not normalised
 
 
@@ -115,11 +114,10 @@ def make_a2c(args: Args, env: EnvSpec) -> OnPolicy:
         next_value = rollout.next_values(value, partial(value_of, learner))
         ends = rollout.terminated, rollout.truncated
         target = n_step_returns(rollout.reward, next_value, *ends, context.hparams.gamma)
-        grads, metrics = optim.mean_gradients(loss)(
-            learner.params, rollout, target, context.hparams
-        )  # over all devices
-        params, opt_state = optim.adam_step(
-            learner.params, grads, learner.opt_state, context.hparams
+        hparams = context.hparams
+        rollout_loss = partial(loss, rollout=rollout, target=target, hparams=hparams)
+        params, opt_state, metrics = optim.adam_step(  # with the gradient over all devices
+            rollout_loss, learner.params, learner.opt_state, hparams
         )
         return learner.replace(params=params, opt_state=opt_state), metrics
 
@@ -127,7 +125,7 @@ def make_a2c(args: Args, env: EnvSpec) -> OnPolicy:
         params: Any, rollout: Rollout, target: jax.Array, hparams: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         policy, value = network.apply(params, rollout.obs)
-        policy = nets.restrict_to(policy, rollout.own)  # those that it chose itself, in a team
+        policy = policy.restrict_to(rollout.own)  # those that it chose itself, in a team
         advantage = jax.lax.stop_gradient(target - value)
         losses = {
             "loss/policy": -jnp.mean(policy.log_prob(rollout.action) * advantage),

@@ -51,7 +51,7 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        space = nets.without_privileged(self.env.observation_space)
+        space = self.env.policy_obs_space
         x = nets.Torso.of(self.args, space, hidden_sizes=(64, 64), activation="relu")(obs)
         return nets.QHead(self.env.action_space)(x, obs)
 

@@ -492,7 +492,7 @@ def test_resume_continues_with_the_same_learner(tmp_path):
     assert part.status == "stopped"
     assert states[0].run.updates == 4
     assert same_bits(part.params, states[0].learner.params)
-    assert float(states[0].learner.obs_stats.count[0]) == 512
+    assert float(states[0].learner.obs_stats.stats.count[0]) == 512
     assert rest.env_steps == 1280
     last = rows(folder)[-1]
     assert last["updates"] == 10

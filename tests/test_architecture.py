@@ -53,8 +53,17 @@ NO_BEGINNING = {
     "Likewise",
     "Which",
 }
-NAMES = 25  # of the kit that an algorithm imports, and the modules that they come from
-SOURCES = 2
+# Names of the kit that an algorithm's file uses, with those behind `nets.` and `optim.`
+NAMES = {
+    "ppo_pmap": 30,
+    "pqn_pmap": 30,
+    "dqn_pmap": 30,
+    "ppo_rnn_pmap": 35,
+    "appo_pmap": 35,
+    "sac_pmap": 40,
+}
+NAMESPACES = {"nets", "optim"}
+SOURCES = 2  # modules that they are imported from
 
 # Pieces of algorithms that have one name and differ all the same.
 THEIR_OWN = {
@@ -167,6 +176,16 @@ def test_private_names_stay_in_their_module():
         assert not taken, f"{name_of(path)} uses {taken}"
 
 
+def names_of_the_kit(path: Path) -> set[str]:
+    """Find the names that somebody has to know who reads a file."""
+    names = {name for _, name in imported(path)} - NAMESPACES
+    for node in ast.walk(ast.parse(path.read_text())):
+        is_name = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if is_name and node.value.id in NAMESPACES:
+            names.add(f"{node.value.id}.{node.attr}")
+    return names
+
+
 @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda path: path.stem)
 def test_an_algorithm_is_a_page(path):
     """It has few names to know, the losses early, and below the flags nothing of what the driver
@@ -175,7 +194,7 @@ def test_an_algorithm_is_a_page(path):
     text = path.read_text()
     names = list(imported(path))
     lines = text.splitlines()
-    assert len({name for _, name in names}) <= NAMES
+    assert len(names_of_the_kit(path)) <= NAMES[path.stem]
     assert len({module for module, _ in names}) <= SOURCES
     loss = next(
         number

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pmaprl.actors.batches import over_learners
 from pmaprl.actors.host_drivers import transitions_of
 from pmaprl.cli.errors import UsageError
-from pmaprl.device.agents import at_start
+from pmaprl.device.agents import PolicyInput
 from pmaprl.device.interface import Transition, UpdateContext
 from pmaprl.device.optim import hparams_of
 from pmaprl.device.replay import new_replay
@@ -275,7 +275,7 @@ def test_actors_explore_with_the_learner_s_epsilon_and_rollouts_are_not_continue
     args = lab.args
     keys = jax.random.split(jax.random.key(0))
     learner, run = driver.begin(*keys)
-    seen = at_start(jnp.ones((3000, 2)))
+    seen = PolicyInput.at_start(jnp.ones((3000, 2)))
     agent = dqn.make_dqn(args, lab.spec)
     best = agent.act(learner, seen.obs[:1])
     for epsilon in 0.0, 0.3:

@@ -34,7 +34,7 @@ from helpers import (
 from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.cli.errors import FailedEnvError, TrainingError
-from pmaprl.device.agents import at_start, with_memory
+from pmaprl.device.agents import PolicyInput, with_memory
 from pmaprl.device.evaluation import play_episodes
 from pmaprl.device.optim import hparams_of
 from pmaprl.device.rollout import action_noise, reset_mid_episode
@@ -469,7 +469,8 @@ def test_critics_alone_see_what_is_privileged(module):
     obs, other = ({"obs": numbers[0], "privileged_state": more} for more in numbers[1:])
     for key in (None, jax.random.key(2)):
         one, changed = (
-            agent.act(learner, at_start(x), agent.initial_memory(5), key) for x in (obs, other)
+            agent.act(learner, PolicyInput.at_start(x), agent.initial_memory(5), key)
+            for x in (obs, other)
         )
         jax.tree.map(assert_array_equal, one, changed)
     one, changed = (np.asarray(values_of(module, args, env, learner, x)) for x in (obs, other))

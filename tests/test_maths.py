@@ -11,7 +11,7 @@ import pytest
 from helpers import make_env, over_devices, ppo, pqn, run_updates, small_args
 from numpy.testing import assert_allclose, assert_array_equal
 
-from pmaprl.device.agents import at_start
+from pmaprl.device.agents import PolicyInput
 from pmaprl.device.interface import Rollout
 from pmaprl.device.optim import (
     AdamState,
@@ -96,7 +96,7 @@ def test_final_values_are_put_in_for_none_to_all_also_under_vmap():
             "terminated": both,
             "truncated": cut,
             "final_obs": final_obs,
-            "last": at_start(last),
+            "last": PolicyInput.at_start(last),
             "memory": (),
         }
 

@@ -25,7 +25,7 @@ from numpy.testing import assert_array_equal
 
 from pmaprl.actors.batches import over_learners
 from pmaprl.actors.threads import HostRollout
-from pmaprl.device.agents import at_start
+from pmaprl.device.agents import PolicyInput
 from pmaprl.device.sharding import AXIS, TrainState, to_host
 from pmaprl.policy import load_policy
 
@@ -281,7 +281,7 @@ def test_actions_are_uniform_and_held_at_first():
     lab = Lab(envs_per_actor=256, buffer_size=10**5, hold_random=3)
     learner, run = lab.driver.begin(jax.random.key(0), jax.random.key(1))
     key = jax.random.key_data(jax.random.key(2))
-    seen = at_start(np.zeros((256, 2), np.float32))
+    seen = PolicyInput.at_start(np.zeros((256, 2), np.float32))
     published = lab.driver.publish(learner, run)
     outputs = [
         lab.driver.act_on_host(published, (), key, jnp.uint32(step), seen) for step in range(5)

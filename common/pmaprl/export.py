@@ -34,7 +34,7 @@ if __name__ == "__main__":
 import jax
 import jax.export
 
-from pmaprl.device.agents import PolicyInput, at_start
+from pmaprl.device.agents import PolicyInput
 from pmaprl.device.sharding import by_name
 from pmaprl.envs.suite_tools import import_package, readable_errors
 from pmaprl.export_check import Checked, check_file
@@ -70,7 +70,7 @@ def function_of(policy: Policy) -> Callable:
 
     def function(obs, memory=None, first=None, reward=None):
         obs = policy.env.with_channels_last(obs)
-        start = at_start(obs)
+        start = PolicyInput.at_start(obs)
         seen = PolicyInput(
             obs=obs,
             first=start.first if first is None else first,

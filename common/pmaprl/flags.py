@@ -12,7 +12,6 @@ with imports_of_a_script():
         Bounds,
         Count,
         CountOrZero,
-        Counts,
         Discount,
         Finite,
         Fraction,

@@ -40,7 +40,7 @@ from pmaprl.actors.threads import (
 from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
 from pmaprl.cli.host_flags import HostEnvArgs
 from pmaprl.device import multihost
-from pmaprl.device.agents import at_start
+from pmaprl.device.agents import PolicyInput
 from pmaprl.device.interface import RunState
 from pmaprl.device.outcome import Outcome
 from pmaprl.device.statistics import WINDOW, MetricSums, OptionalMetric
@@ -66,7 +66,7 @@ def example_batch(
 
     def rollout() -> HostRollout:
         key = jax.random.key(0)
-        seen = at_start(env.spec.example_obs(args.envs_per_actor))
+        seen = PolicyInput.at_start(env.spec.example_obs(args.envs_per_actor))
         published = driver.publish(*driver.begin(key, key))
         memory = driver.memory(args.envs_per_actor)
         action, extras, memory = driver.act_on_host(

@@ -30,12 +30,6 @@ class Bounds(NamedTuple):
     above: float = -math.inf
 
 
-class AtMostSo(NamedTuple):
-    """How many numbers a flag may have."""
-
-    many: int
-
-
 class Swept(NamedTuple):
     """Members of a population may differ in this number; --pbt multiplies or divides it by a
     factor.
@@ -48,7 +42,6 @@ class Swept(NamedTuple):
 Count = Annotated[int, Bounds(at_least=1)]
 CountOrZero = Annotated[int, Bounds(at_least=0)]
 Layers = Annotated[int, Bounds(at_least=1, at_most=MOST_LAYERS)]
-Counts = Annotated[tuple[Count, ...], AtMostSo(MOST_LAYERS)]  # a hidden layer each
 Steps = Annotated[int, Bounds(at_least=1, at_most=10**18)]
 StepsOrZero = Annotated[int, Bounds(at_least=0, at_most=10**18)]
 Timeout = Annotated[float, Bounds(above=0)]
@@ -111,10 +104,11 @@ def check_flags(args: Any) -> None:
             raise UsageError(f"{flag} must be {wanted}, got {shortened(repr(value))}") from None
         if bounds := note_of(kind, Bounds):
             check_bounds(flag, number, bounds)
-        most = note_of(kind, AtMostSo)
-        if most and number is not None and len(number) > most.many:
+        # Several whole numbers are widths of layers
+        is_widths = isinstance(number, tuple) and isinstance(number[0] if number else 0, int)
+        if is_widths and len(number) > MOST_LAYERS:
             raise UsageError(
-                f"{flag} has {len(number):,} numbers: at most {most.many:,} layers compile "
+                f"{flag} has {len(number):,} numbers: at most {MOST_LAYERS:,} layers compile "
                 "within reason"
             )
 

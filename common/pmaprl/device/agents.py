@@ -33,6 +33,12 @@ class PolicyInput(NamedTuple):
     first: Array
     reward: Array
 
+    @classmethod
+    def at_start(cls, obs: Any) -> "PolicyInput":
+        """Input where episodes begin, from their first observations [N, ...]."""
+        count = batch_shape(obs)
+        return cls(obs=obs, first=jnp.ones(count, bool), reward=jnp.zeros(count))
+
 
 def with_memory(algorithm: Any) -> Any:
     """Make a recurrent algorithm of one without memory, whose memory is then ().
@@ -124,16 +130,6 @@ def with_acting_part(learner: Any, part: tuple[Any, ...]) -> Any:
         params = learner.params._replace(actor=params)
     names = [name for name in ACTING if hasattr(learner, name)]
     return learner.replace(params=params, **dict(zip(names, others, strict=True)))
-
-
-def at_start(obs: Any) -> PolicyInput:
-    """Input of a policy where episodes begin, from their first observations [N, ...]."""
-    count = batch_shape(obs)
-    return PolicyInput(
-        obs=obs,
-        first=jnp.ones(count, bool),
-        reward=jnp.zeros(count),
-    )
 
 
 @dataclass(eq=False, repr=False)
@@ -343,7 +339,8 @@ class Policy:
     @property
     def obs_stats(self) -> Any:
         """Statistics that normalise observations, a tree like them; None without."""
-        return getattr(self._learner, "obs_stats", None)
+        normalizer = getattr(self._learner, "obs_stats", None)
+        return None if normalizer is None else normalizer.stats
 
     def with_noise(self, rng: np.random.Generator, size: float) -> "Policy":
         """Copy the policy, with each parameter changed by about this share of itself."""

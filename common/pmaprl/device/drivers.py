@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pmaprl.device.agents import PolicyInput, at_start, with_memory
+from pmaprl.device.agents import PolicyInput, with_memory
 from pmaprl.device.interface import (
     Actors,
     OffPolicy,
@@ -94,7 +94,7 @@ def on_policy(
             obs, env_state = jax.vmap(own_env.reset)(keys)
         actors = Actors(
             env_state=env_state,
-            seen=at_start(obs),
+            seen=PolicyInput.at_start(obs),
             memory=new_memory(num_envs),
             tracker=new_tracker(num_envs, args.decorrelate),
         )
@@ -271,7 +271,7 @@ def off_policy(
         )
         actors = Actors(
             env_state=env_state,
-            seen=at_start(obs),
+            seen=PolicyInput.at_start(obs),
             memory=(),
             tracker=new_tracker(num_envs),
             replay=replay,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pmaprl.device.agents import Player, PolicyInput, at_start
+from pmaprl.device.agents import Player, PolicyInput
 from pmaprl.device.rollout import keys_of, step_envs
 from pmaprl.device.statistics import Episodes
 from pmaprl.envs.environment import Env
@@ -88,7 +88,7 @@ def play_episodes(
 
     memory = player.initial_memory(num_episodes)
     episodes = Episodes(ret=zeros, length=zeros)
-    start = (jnp.int32(0), env_state, at_start(obs), memory, zeros > 0, episodes)
+    start = (jnp.int32(0), env_state, PolicyInput.at_start(obs), memory, zeros > 0, episodes)
     *_, episodes = jax.lax.while_loop(unfinished, step, start)
     return episodes
 

@@ -135,26 +135,29 @@ def adam_init(params: Any, hparams: Any) -> AdamState:
 
 
 def adam_step(
+    loss: Callable,
     params: Any,
-    grads: Any,
     state: AdamState,
     hparams: Any,
-) -> tuple[Any, AdamState]:
-    """Take one step of `clipped_adam`, with the learning rate `hparams.learning_rate`.
+) -> tuple[Any, AdamState, Metrics]:
+    """Take one step of `clipped_adam`, with the gradient over the samples of all devices.
 
     Args:
+        loss: `loss(params)` returns the mean loss [] over this device's samples, and metrics.
         params: parameters.
-        grads: gradient, the same on every device.
         state: the optimizer's state.
         hparams: has `learning_rate` and what `clipped_adam` takes.
 
     Returns:
-        Parameters and state after the step.
+        Parameters and state after the step, and the metrics, with the gradient's norm before
+        clipping as "grad/norm".
     """
+    grads, metrics = mean_gradients(loss)(params)
     vector, unravel = ravel_pytree(params)
     direction, moments = clipped_adam(hparams).update(flat(grads), state.moments)
     params = unravel(vector - hparams.learning_rate * direction)
-    return params, state.replace(moments=moments)
+    metrics = metrics | {"grad/norm": global_norm(grads)}
+    return params, state.replace(moments=moments), metrics
 
 
 def mean_each(samples: Metrics) -> Metrics:
@@ -216,7 +219,7 @@ def adapt_learning_rate(
 
     Args:
         state: the optimizer's state.
-        kl: [] KL divergence of the update in nats, the same on every device.
+        kl: [] KL divergence of the update in nats, over this device's samples.
         hparams: has `lr_schedule` and `desired_kl`.
 
     Returns:
@@ -224,6 +227,7 @@ def adapt_learning_rate(
     """
     if hparams.lr_schedule != "kl-adaptive":
         return state
+    kl = mean_over_devices(kl)  # the rate is the same on all devices
     too_far = kl > 2 * hparams.desired_kl
     raised = jnp.where(kl < 0.5 * hparams.desired_kl, 1.5, 1.0)
     factor = jnp.where(too_far, 1 / 1.5, raised)
@@ -403,9 +407,11 @@ def hparams_of(
         scheduled: values [] that schedules have changed. They come before all others.
 
     Returns:
-        All flags, by name.
+        All flags, by name; and `epsilon`, at the beginning of the run unless it is `scheduled`, if
+        flags describe it.
     """
-    return HParams(**vars(args) | (member_values or {}) | scheduled)
+    initial = {"epsilon": epsilon_after(args, 0)} if hasattr(args, "epsilon_fraction") else {}
+    return HParams(**vars(args) | initial | (member_values or {}) | scheduled)
 
 
 def falling(

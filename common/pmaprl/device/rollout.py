@@ -304,36 +304,6 @@ def minibatch_indices(
     return jnp.swapaxes(split, 1, 2).reshape(update_epochs, num_minibatches, -1)
 
 
-def in_segments(tree: Any, num_segments: int) -> Any:
-    """Cut a rollout in time into segments of L steps, which stand beside each other.
-
-    Args:
-        tree: arrays [T, N, ...].
-        num_segments: number of segments, T / L.
-
-    Returns:
-        Arrays [L, T / L, N, ...].
-    """
-
-    def cut(x: Array) -> Array:
-        segments = x.reshape(num_segments, -1, *x.shape[1:])  # [T / L, L, N, ...]
-        return jnp.swapaxes(segments, 0, 1)
-
-    return jax.tree.map(cut, tree)
-
-
-def side_by_side(tree: Any) -> Any:
-    """Treat each segment as one of an environment of its own.
-
-    Args:
-        tree: arrays [L, T / L, N, ...].
-
-    Returns:
-        Arrays [L, T / L * N, ...].
-    """
-    return jax.tree.map(lambda x: x.reshape(len(x), -1, *x.shape[3:]), tree)
-
-
 def random_order(
     key: Array,
     label_key: Array,

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from pmaprl.cli.files import check_target, replacing
-from pmaprl.device.agents import Player, PolicyInput, at_start
+from pmaprl.device.agents import Player, PolicyInput
 from pmaprl.device.evaluation import episode_keys
 from pmaprl.device.sharding import key_data
 from pmaprl.drawing.pictures import INK, PAPER, Paint, below, fitting, font, grid
@@ -105,7 +105,7 @@ def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) 
 
     obs, state = jax.jit(env.reset)(reset_key)
     first = jax.device_get((key_data(state), obs))
-    seen = at_start(jax.tree.map(lambda x: x[None], obs))
+    seen = PolicyInput.at_start(jax.tree.map(lambda x: x[None], obs))
     memory = player.initial_memory(1)
     steps = []
     over = False

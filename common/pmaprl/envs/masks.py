@@ -23,19 +23,10 @@ from pmaprl.envs.spaces import (
     Space,
     batch_shape,
     choices_of,
+    has_privileged,
     leaves,
+    without_privileged,
 )
-
-
-def has_privileged(space: Space) -> bool:
-    return isinstance(space, Mapping) and PRIVILEGED in space
-
-
-def without_privileged(tree: Any) -> Any:
-    """The part of an observation space, or of a tree like it, that policies see."""
-    if not has_privileged(tree):
-        return tree
-    return {name: part for name, part in tree.items() if name != PRIVILEGED}
 
 
 def policy_spec(env: EnvSpec) -> EnvSpec:

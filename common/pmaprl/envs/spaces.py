@@ -581,6 +581,17 @@ def is_image(space: Space) -> bool:
     return isinstance(space, Box) and len(space.shape) == 3
 
 
+def has_privileged(space: Space) -> bool:
+    return isinstance(space, Mapping) and PRIVILEGED in space
+
+
+def without_privileged(tree: Any) -> Any:
+    """The part of an observation space, or of a tree like it, that policies see."""
+    if not has_privileged(tree):
+        return tree
+    return {name: part for name, part in tree.items() if name != PRIVILEGED}
+
+
 class EnvSpec(NamedTuple):
     """Properties of an environment that a policy depends on."""
 
@@ -589,6 +600,11 @@ class EnvSpec(NamedTuple):
     obs_dtype: Any  # NumPy's type of an observation, or a tree of types
     action_space: Space
     channels_first: tuple[str, ...] = ()  # names of images that the environment has as [C, H, W]
+
+    @property
+    def policy_obs_space(self) -> Space:
+        """The part of the observation space that policies see, without `privileged_state`."""
+        return without_privileged(self.observation_space)
 
     @property
     def obs_like(self) -> Any:

@@ -9,7 +9,6 @@ from pmaprl.envs.masks import (
     largest_entropy,
     legal_actions,
     to_env,
-    without_privileged,
 )
 from pmaprl.nets.distributions import (
     Categoricals,
@@ -19,17 +18,8 @@ from pmaprl.nets.distributions import (
     SquashedNormal,
     encode_action,
     epsilon_greedy,
-    restrict_to,
 )
-from pmaprl.nets.normalizers import (
-    RunningStats,
-    denormalize,
-    normalize,
-    obs_stats,
-    popart,
-    running_stats,
-    update_stats,
-)
+from pmaprl.nets.normalizers import Normalizer, popart
 from pmaprl.nets.recurrent import Inputs, Recurrent, RecurrentTorso, initial_memory
 from pmaprl.nets.returns import ValueDistribution, caution_of_support
 from pmaprl.nets.torso import MLP, Ensemble, Features, Torso, joint_forward

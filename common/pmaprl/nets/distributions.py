@@ -74,6 +74,16 @@ class Categoricals(struct.PyTreeNode):
         legal = with_a_choice(legal, self.nvec)
         return self.replace(logits=without_illegal(self.logits, legal), legal=legal)
 
+    def restrict_to(self, own: Array | None) -> "Categoricals":
+        """Restrict log-probabilities, entropies and divergences to some components of actions.
+
+        Somebody else has chosen the other components, from which no gradient comes.
+
+        Args:
+            own: [..., A] bool, True for components that count. None: all.
+        """
+        return self if own is None else self.replace(own=own)
+
     def sample(self, noise: Array) -> Array:
         """Sample by the inverse CDF.
 
@@ -127,7 +137,7 @@ class Categoricals(struct.PyTreeNode):
         terms = []
         for log_p, log_q in zip(self._log_probs(), other._log_probs(), strict=True):
             terms.append(jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1))
-        return restrict_to(self, own)._sum(terms)
+        return self.restrict_to(own)._sum(terms)
 
     def symmetric_kl_to_uniform(self) -> Array:
         """Half of KL(p || u) + KL(u || p) [...], summed over components.
@@ -179,6 +189,16 @@ class Normal(struct.PyTreeNode):
     scale: tuple[float, ...] = struct.field(pytree_node=False, default=(1.0,))
     offset: tuple[float, ...] = struct.field(pytree_node=False, default=(0.0,))
 
+    def restrict_to(self, own: Array | None) -> "Normal":
+        """Restrict log-probabilities, entropies and divergences to some components of actions.
+
+        Somebody else has chosen the other components, from which no gradient comes.
+
+        Args:
+            own: [..., A] bool, True for components that count. None: all.
+        """
+        return self if own is None else self.replace(own=own)
+
     def sample(self, noise: Array) -> Array:
         """Sample actions [..., A] by standard normal `noise` [..., A]."""
         std = jnp.exp(self.log_std)
@@ -224,6 +244,12 @@ class Joint(struct.PyTreeNode):
     """
 
     parts: Any
+
+    def restrict_to(self, own: None) -> "Joint":
+        """Stay as it is: all parts count. Raises ValueError for an `own` other than None."""
+        if own is not None:
+            raise ValueError("no environment with teams has actions of several parts")
+        return self
 
     def sample(self, noise: Any) -> Any:
         """Sample by the noise of each part."""
@@ -333,21 +359,6 @@ class SquashedNormal(NamedTuple):
 
 
 Distribution = Categoricals | Normal | Joint
-
-
-def restrict_to(policy: Distribution, own: Array | None) -> Distribution:
-    """Restrict log-probabilities, entropies and divergences to some components of actions.
-
-    Somebody else has chosen the other components, from which no gradient comes.
-
-    Args:
-        policy: a distribution. A `Joint` takes no `own`.
-        own: [..., A] bool, True for components that count. None: all.
-
-    Returns:
-        The restricted distribution.
-    """
-    return policy if own is None else policy.replace(own=own)
 
 
 def encode_action(action: Any, space: Space) -> Array:

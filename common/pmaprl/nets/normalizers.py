@@ -146,84 +146,94 @@ def _add(
     return new, rest - (new - total)
 
 
-Stats = Any
-"""RunningStats, or a tree of them for observations with parts; None for parts as they are."""
+class Normalizer(struct.PyTreeNode):
+    """Running statistics by which numbers are normalised, or none: then they stay as they are.
 
-
-def normalize(stats: Stats, x: Any) -> Any:
-    """Normalise each part of observations by its statistics.
-
-    Args:
-        stats: statistics of each part. None leaves it as it is.
-        x: raw observations [..., *obs].
-
-    Returns:
-        Observations as the networks take them.
+    Attributes:
+        stats: `RunningStats`, or a tree of them for observations with parts. None stands for parts
+            that stay as they are.
     """
-    return _map(lambda stats, x: x if stats is None else stats.normalize(x), stats, x)
+
+    stats: Any
+
+    @classmethod
+    def of(cls, space: spaces.Space, on: bool = True) -> "Normalizer":
+        """Make the normalizer of observations, which has seen none yet.
+
+        Args:
+            space: the observation space. Each Box in it gets statistics, choices and masks none.
+            on: whether to normalise.
+        """
+        if not on:
+            return cls(stats=None)
+
+        def of_leaf(leaf: Any) -> RunningStats | None:
+            return running_stats(leaf.shape) if isinstance(leaf, spaces.Box) else None
+
+        stats = spaces.map_leaves(of_leaf, space)
+        has_mask = isinstance(stats, dict) and MASK in stats
+        return cls(stats=stats | {MASK: None} if has_mask else stats)
+
+    @classmethod
+    def of_numbers(cls, on: bool = True) -> "Normalizer":
+        """Make the normalizer of single numbers, such as returns, which has seen none yet."""
+        return cls(stats=running_stats(()) if on else None)
+
+    @property
+    def std(self) -> Any:
+        """Standard deviations of the parts; 1 before the first batch, and where nothing is
+        normalised.
+        """
+        return _map(lambda stats: 1.0 if stats is None else stats.std, self.stats)
+
+    def normalize(self, x: Any, clip: float | None = 10.0) -> Any:
+        """Shift and scale each part to zero mean and unit variance.
+
+        Args:
+            x: raw observations or numbers [..., *shape].
+            clip: bound of the absolute values of the result. None: no bound.
+        """
+        return _map(
+            lambda stats, x: x if stats is None else stats.normalize(x, clip), self.stats, x
+        )
+
+    def denormalize(self, x: Any) -> Any:
+        """Invert `normalize`, if that does not clip."""
+        return _map(lambda stats, x: x if stats is None else stats.denormalize(x), self.stats, x)
+
+    def update(self, batch: Any, valid: Array | None = None) -> "Normalizer":
+        """Add a batch of this device's numbers to the statistics.
+
+        Args:
+            batch: raw observations or numbers [..., *shape] of this device.
+            valid: [...] bool, True for those that count. None: all.
+
+        Returns:
+            The normalizer with the numbers of all devices.
+        """
+        stats = _map(lambda stats, x: stats and stats.merge(x, valid), self.stats, batch)
+        return self.replace(stats=stats)
 
 
-def update_stats(
-    stats: Stats,
-    batch: Any,
-    valid: Array | None = None,
-) -> Stats:
-    """Add observations to the statistics of each part.
-
-    Args:
-        stats: statistics of each part, or None.
-        batch: raw observations [..., *obs] of this device.
-        valid: [...] bool, True for observations that count. None: all.
-
-    Returns:
-        The statistics with the observations of all devices.
-    """
-    return _map(lambda stats, x: stats and stats.merge(x, valid), stats, batch)
-
-
-def obs_stats(space: spaces.Space, on: bool = True) -> Stats:
-    """Statistics of no observations yet.
-
-    Args:
-        space: the observation space.
-        on: whether to normalise observations.
-
-    Returns:
-        Statistics of each Box of the space, and None for choices and masks. None if not `on`.
-    """
-    if not on:
-        return None
-
-    def of_leaf(leaf: Any) -> RunningStats | None:
-        return running_stats(leaf.shape, isinstance(leaf, spaces.Box))
-
-    stats = spaces.map_leaves(of_leaf, space)
-    has_mask = isinstance(stats, dict) and MASK in stats
-    return stats | {MASK: None} if has_mask else stats
-
-
-def _map(
-    function: Callable,
-    stats: Stats,
-    x: Any,
-) -> Any:
+def _map(function: Callable, stats: Any, *trees: Any) -> Any:
     def is_leaf(stats: Any) -> bool:
         return stats is None or isinstance(stats, RunningStats)
 
-    return jax.tree.map(function, stats, x, is_leaf=is_leaf)
+    return jax.tree.map(function, stats, *trees, is_leaf=is_leaf)
 
 
-def denormalize(stats: RunningStats | None, x: Array) -> Array:
-    """Convert the critic's values to units of the rewards.
-
-    Args:
-        stats: statistics of the value targets. None leaves values as they are.
-        x: [...] values in units of the statistics.
-
-    Returns:
-        [...] values in units of the rewards.
-    """
-    return x if stats is None else stats.denormalize(x)
+def running_stats(shape: tuple[int, ...]) -> RunningStats:
+    """Statistics of no samples [*shape] yet."""
+    zeros = jnp.zeros(shape)
+    none = jnp.uint32(0)
+    return RunningStats(
+        count=none,
+        mean=zeros,
+        m2=zeros,
+        count_high=none,
+        mean_rest=zeros,
+        m2_rest=zeros,
+    )
 
 
 def rescale_output(
@@ -276,19 +286,20 @@ def popart(
     The values that the networks predict stay the same.
 
     Args:
-        learner: has `return_stats`, and `params` with a layer "value" that predicts in their units.
+        learner: has `return_stats`, a `Normalizer`, and `params` with a layer "value" that
+            predicts in its units.
         batch: has `value`, `target` and `advantage` in units of the rewards.
         counts: bool, True for samples whose targets count. None: all.
 
     Returns:
-        The learner with new units, and the batch in these units. Both stay as they are without
-        `return_stats`.
+        The learner with new units, and the batch in these units. Both stay as they are if
+        `return_stats` has no statistics.
     """
-    old = learner.return_stats
+    old = learner.return_stats.stats
     if old is None:
         return learner, batch
-    units = old.merge(batch.target, counts)
-    params = rescale_output(learner.params, "value", old, units)
+    units = learner.return_stats.update(batch.target, counts)
+    params = rescale_output(learner.params, "value", old, units.stats)
     learner = learner.replace(params=params, return_stats=units)
     batch = batch._replace(
         value=units.normalize(batch.value, clip=None),
@@ -296,27 +307,3 @@ def popart(
         advantage=batch.advantage / units.std,
     )
     return learner, batch
-
-
-def running_stats(shape: tuple[int, ...], on: bool = True) -> RunningStats | None:
-    """Statistics of no samples yet.
-
-    Args:
-        shape: shape of a sample.
-        on: whether to normalise.
-
-    Returns:
-        The statistics; None if not `on`.
-    """
-    if not on:
-        return None
-    zeros = jnp.zeros(shape)
-    none = jnp.uint32(0)
-    return RunningStats(
-        count=none,
-        mean=zeros,
-        m2=zeros,
-        count_high=none,
-        mean_rest=zeros,
-        m2_rest=zeros,
-    )

@@ -21,6 +21,7 @@ from pmaprl.device.optim import (
     run_epochs,
 )
 from pmaprl.device.rollout import action_noise
+from pmaprl.device.sharding import AXIS
 from pmaprl.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from pmaprl.nets import QHead, epsilon_greedy
 from pmaprl.nets.distributions import Categoricals, Joint, Normal, PolicyHead, encode_action
@@ -171,7 +172,14 @@ def test_adapt_learning_rate():
         hparams = hparams_of(
             small_args(**{"lr_schedule": "kl-adaptive", "desired_kl": 0.01} | flags)
         )
-        return adapt_learning_rate(AdamState("moments", jnp.float32(rate)), kl, hparams)
+        state = AdamState(jnp.zeros(2), jnp.float32(rate))
+        adapt = jax.vmap(
+            lambda kl: adapt_learning_rate(state, kl, hparams), axis_name=AXIS, axis_size=2
+        )
+        on_two_devices = adapt(jnp.array([0.5 * kl, 1.5 * kl]))
+        assert jnp.array_equal(on_two_devices.moments, jnp.zeros((2, 2)))
+        assert jnp.ptp(on_two_devices.learning_rate) == 0
+        return on_two_devices.learning_rate[0]
 
     for kl, expected in (
         (0.021, 1e-3 / 1.5),
@@ -180,13 +188,10 @@ def test_adapt_learning_rate():
         (0.02, 1e-3),
         (0.005, 1e-3),
     ):
-        learning_rate = adapted(1e-3, kl).learning_rate
-        assert learning_rate == pytest.approx(expected, rel=1e-6)
-    assert adapted(9e-3, 0.0).learning_rate == pytest.approx(1e-2)
-    assert adapted(1.2e-6, 1.0).learning_rate == pytest.approx(1e-6)
-    assert adapted(1e-3, 1.0).moments == "moments"
-    constant = adapted(1e-3, 1.0, lr_schedule="linear")
-    assert constant.learning_rate == jnp.float32(1e-3)
+        assert adapted(1e-3, kl) == pytest.approx(expected, rel=1e-6)
+    assert adapted(9e-3, 0.0) == pytest.approx(1e-2)
+    assert adapted(1.2e-6, 1.0) == pytest.approx(1e-6)
+    assert adapted(1e-3, 1.0, lr_schedule="linear") == jnp.float32(1e-3)
 
 
 @pytest.mark.parametrize("swept", [{}, {"ent_coef": jnp.float32(0.4)}], ids=["alone", "member"])

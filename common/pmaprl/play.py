@@ -75,14 +75,14 @@ def play(args: Args) -> Episodes:
     shapes = [f"{part} {x.dtype}{list(x.shape)}".strip() for part, _, x in parts]
     actions = policy.env.action_space
     console.say(f"env      {name}, observations {', '.join(shapes)}, actions {actions}")
-    console.say("playing ...")
     play_in_place = _play_on_host if steps_on_host(name) else _play_on_device
-    env, episodes, episode = play_in_place(args, policy, name, env_params, console)
+    with console.busy("playing"):
+        env, episodes, episode = play_in_place(args, policy, name, env_params, console)
     show(episodes, console, getattr(env, "is_game", False))
     if args.gif:
         path = Path(args.gif)
-        console.say("drawing ...")
-        draw_gif(env, episode, path, console.warn)
+        with console.busy("drawing"):
+            draw_gif(env, episode, path, console.warn)
         console.say(f"gif      {args.gif} ({path.stat().st_size / 1e3:,.0f} kB, episode 1)")
     return episodes
 

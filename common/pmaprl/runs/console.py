@@ -114,6 +114,26 @@ class Console:
         with self._unread():
             self._bar.start()
 
+    @contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        """Say what goes on inside, such as `playing`; a terminal shows the seconds that pass."""
+        if self.quiet or not self._rich.is_terminal:
+            self.say(f"{what} ...")
+            yield
+            return
+        from rich import progress
+
+        columns = progress.SpinnerColumn(), progress.TextColumn("{task.fields[doing]}")
+        self._bar = progress.Progress(
+            *columns, console=self._rich, refresh_per_second=5, transient=True
+        )
+        self._bar.add_task("", total=None, doing=Doing(what))
+        try:
+            with self._bar:
+                yield
+        finally:
+            self._bar = None
+
     def doing(self, what: str) -> None:
         """Show an activity that begins now, such as `compiling`, and its seconds."""
         if self._bar:

@@ -25,7 +25,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cli_helpers import ROOT, checkpoint_steps, read_until, run_python, start_script
+from cli_helpers import (
+    ROOT,
+    checkpoint_steps,
+    read_until,
+    run_python,
+    start_script,
+    succeed,
+)
 from helpers import result_of, same_bits
 from host_helpers import TOY, TOYS
 from numpy.testing import assert_array_equal
@@ -1127,6 +1134,22 @@ def test_what_would_end_the_process_in_envpool_is_refused(env_id, parameter, val
             0,
             json.dumps({parameter: value}),
         )
+
+
+@pytest.mark.slow
+def test_a_warning_of_mujoco_is_said_once_for_all_environments():
+    pytest.importorskip("mujoco")
+    code = (
+        "from pmaprl.envs.registry import make_host\n"
+        "if __name__ == '__main__':\n"
+        "    for vectorization in ('async', 'sync'):\n"
+        "        envs = make_host('gymnasium:HalfCheetah-v5', 2, 0, vectorization=vectorization)\n"
+        "        envs.reset()\n"
+        "        envs.close()\n"
+    )
+    done = succeed(run_python("-c", code))
+    # Versions of MuJoCo after 4 may not warn of it any more
+    assert done.stderr.count("settotalmass") <= 1
 
 
 def test_numbers_in_their_range_reach_envpool():

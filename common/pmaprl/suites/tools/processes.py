@@ -207,7 +207,10 @@ def _make(maker: Callable[[], Any], home: int, folder: str) -> Any:
         os.setpgid(0, 0)
         if os.fork() == 0:
             _end_with_the_program(folder)
-    env = maker()
+        with _mujoco.silent():  # the program makes such an environment too, and says it
+            env = maker()
+    else:
+        env = maker()
     env.reset = _plain_errors()(env.reset)
     env.step = _plain_errors()(env.step)
     return env
@@ -240,8 +243,41 @@ def _plain_errors():
         raise
 
 
+class _Mujoco:
+    """Warnings of MuJoCo, each of which is said once, not by every environment."""
+
+    def __init__(self):
+        self._said = set()
+        self._is_silent = False
+
+    def listen(self) -> None:
+        """Let MuJoCo hand over its warnings in this process."""
+        import mujoco
+
+        mujoco.set_mju_user_warning(self._warn)
+
+    @contextmanager
+    def silent(self):
+        """Say no warnings inside, nor the same ones afterwards."""
+        self._is_silent = True
+        try:
+            yield
+        finally:
+            self._is_silent = False
+
+    def _warn(self, text: str) -> None:
+        if not self._is_silent and text not in self._said:
+            print(f"warning: MuJoCo: {text.strip()}", file=sys.stderr)
+        self._said.add(text)
+
+
+_mujoco = _Mujoco()
+
+
 def make(mask: str, env_id: str, **arguments: Any) -> gymnasium.Env:
     """Make gymnasium's environment, checked; it observes the `mask` that its info may have."""
+    if "mujoco" in str(gymnasium.spec(env_id).entry_point):
+        _mujoco.listen()
     return CheckedEnv(_with_mask(mask, gymnasium.make(env_id, **arguments)))
 
 

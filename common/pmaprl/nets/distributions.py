@@ -6,8 +6,10 @@ rollout draws the noise of all steps in one pass.
 """
 
 import math
+import operator
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
@@ -151,8 +153,8 @@ class Categoricals(struct.PyTreeNode):
     def _sum(self, terms: Iterable[Array]) -> Array:
         """Sum the terms [...] of the components, or of those that are own."""
         if self.own is None:
-            return sum(terms)
-        return sum(jnp.where(self.own[..., index], x, 0.0) for index, x in enumerate(terms))
+            return _added(terms)
+        return _added(jnp.where(self.own[..., index], x, 0.0) for index, x in enumerate(terms))
 
     def _join(self, picks: list[Array]) -> Array:
         action = picks[0] if self.scalar else jnp.stack(picks, axis=-1)
@@ -262,7 +264,12 @@ class Joint(struct.PyTreeNode):
         return jax.tree.map(call, self.parts, *trees, is_leaf=_is_part)
 
     def _sum(self, method: str, *trees: Any) -> Array:
-        return sum(jax.tree.leaves(self._map(method, *trees)))
+        return _added(jax.tree.leaves(self._map(method, *trees)))
+
+
+def _added(terms: Iterable[Array]) -> Array:
+    """Add arrays of the same shape, one at least."""
+    return reduce(operator.add, terms)
 
 
 def _is_part(x: Any) -> bool:
@@ -333,9 +340,10 @@ class SquashedNormal(NamedTuple):
 
 
 Distribution = Categoricals | Normal | Joint
+DistributionT = TypeVar("DistributionT", bound=Distribution)
 
 
-def restrict_to(policy: Distribution, own: Array | None) -> Distribution:
+def restrict_to(policy: DistributionT, own: Array | None) -> DistributionT:
     """Restrict log-probabilities, entropies and divergences to some components of actions.
 
     Somebody else has chosen the other components, from which no gradient comes.

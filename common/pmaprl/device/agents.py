@@ -30,8 +30,8 @@ class PolicyInput(NamedTuple):
     """
 
     obs: Any
-    first: Array
-    reward: Array
+    first: Array | np.ndarray
+    reward: Array | np.ndarray
 
 
 def with_memory(algorithm: Any) -> Any:

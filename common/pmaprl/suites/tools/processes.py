@@ -188,6 +188,7 @@ def _own_folder() -> str:
     """Temporary folder of the socket of multiprocessing's server; "" if another process made it."""
     folder = multiprocessing.util.get_temp_dir()
     with suppress(AttributeError, TypeError):  # nobody promises that these stay
+        # The stubs of Python leave private names out
         registry = multiprocessing.util._finalizer_registry  # pyright: ignore[reportAttributeAccessIssue]
         for finalizer in registry.values():
             if folder in (finalizer._args or ()) and finalizer._pid == os.getpid():

@@ -583,6 +583,7 @@ def test_evaluations_remember_exactly_one_episode(toy):
     ) as envs:
         episodes = run_host_episodes(
             Worker("test", envs=envs),
+            envs,
             Player(lambda count: np.zeros(count, int), act),
             7,
         )
@@ -1207,4 +1208,4 @@ def test_an_observation_outside_of_its_bounds_does_not_wrap():
         reset=lambda: np.int64([[5_000_000_000]]),
     )
     with pytest.raises(FailedEnvError, match="5000000000"):
-        Stepper(Worker("actor 0", envs=envs))
+        Stepper(Worker("actor 0", envs=envs), envs)

@@ -115,7 +115,7 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_on_the_host_did(
         policy.initial_memory,
         lambda seen, memory, keys: policy(seen.obs, memory, seen.first),
     )
-    episodes = run_host_episodes(Worker("test", envs=envs), player, 4)
+    episodes = run_host_episodes(Worker("test", envs=envs), envs, player, 4)
     assert float(episodes.ret.mean()) == pytest.approx(
         result.evaluation["eval/return_mean"][0],
         abs=1e-4,

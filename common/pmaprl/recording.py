@@ -56,7 +56,7 @@ def play_on_host(
     recorded = None
     try:
         with worker.doing("make"):
-            worker.envs = make_host(
+            envs = make_host(
                 play.name,
                 play.num_envs,
                 play.seed,
@@ -64,12 +64,12 @@ def play_on_host(
                 vectorization="vector" if play.vectorization == "vector" else "sync",
                 frames=play.recorded,
             )
-        spec = worker.envs.spec
+            worker.envs = envs
+        spec = envs.spec
         check(spec)
         if play.recorded:
-            recorded = RecordedEnvs(worker.envs)
-            worker.envs = recorded
-        episodes = run_host_episodes(worker, player, play.num_episodes, key)
+            recorded = RecordedEnvs(envs)
+        episodes = run_host_episodes(worker, recorded or envs, player, play.num_episodes, key)
     finally:
         worker.close()
     return spec, episodes, recorded and recorded.recording()

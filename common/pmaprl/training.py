@@ -13,9 +13,10 @@ from pmaprl.actors.actor import inspect_env
 from pmaprl.actors.batches import ActorsFailed, Batches, UpdateMetrics, example_batch
 from pmaprl.actors.host_drivers import HostDriver, host_driver
 from pmaprl.actors.host_evaluation import HostEvaluation
+from pmaprl.actors.threads import ActorFlags
 from pmaprl.cli.env_flags import HOST_SUITES, SUITES
 from pmaprl.cli.errors import UsageError, printable_lines
-from pmaprl.cli.host_flags import FlagsByPlace, HostEnvArgs
+from pmaprl.cli.host_flags import FlagsByPlace
 from pmaprl.device import multihost
 from pmaprl.device.agents import Policy
 from pmaprl.device.collectives import in_one_order
@@ -70,7 +71,7 @@ def run_algorithm(
     if args.list_envs:
         suites = SUITES if isinstance(args, FlagsByPlace) else HOST_SUITES
         return list_envs(suites, args.list_envs)
-    if isinstance(args, HostEnvArgs) and env is not None:
+    if isinstance(args, ActorFlags) and env is not None:
         raise UsageError(
             "environments on the host are named by --env: an object cannot be made anew by "
             "each actor"
@@ -79,7 +80,7 @@ def run_algorithm(
         remember(Path(script))
     shared = describe_shared(args, script) if args.distributed else {}
     with multihost.joined(args, shared):
-        if isinstance(args, HostEnvArgs):
+        if isinstance(args, ActorFlags):
             return train_with_actors(args, script, make_algorithm, callback)
         return train_on_devices(args, script, make_algorithm, env, callback)
 
@@ -133,7 +134,7 @@ def _notes(args: Any, spec: EnvSpec, shapes: Any) -> dict[str, str]:
 
 
 def train_with_actors(
-    args: HostEnvArgs, script: str, make_algorithm: Callable, callback: Callback | None = None
+    args: ActorFlags, script: str, make_algorithm: Callable, callback: Callback | None = None
 ) -> TrainResult:
     """Train with environments that step on the host, in threads beside the learner.
 

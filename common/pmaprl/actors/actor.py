@@ -10,14 +10,23 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pmaprl.actors.threads import POLL_INTERVAL, Collected, HostRollout, Slot, Worker
+from pmaprl.actors.threads import (
+    POLL_INTERVAL,
+    ActorFlags,
+    Collected,
+    HostRollout,
+    RolloutStep,
+    Slot,
+    Worker,
+)
 from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
 from pmaprl.cli.host_flags import HostEnvArgs
 from pmaprl.device.agents import PolicyInput
-from pmaprl.device.statistics import MetricSums, reduction_of
+from pmaprl.device.devices import Device
+from pmaprl.device.statistics import MetricSums, Number, reduction_of
 from pmaprl.envs import spaces
 from pmaprl.envs.bytes import spec_with_byte_max
-from pmaprl.envs.host import HostEnvs, HostStep, begins, evaluation_params
+from pmaprl.envs.host import HostEnvs, HostStep, SteppedEnvs, begins, evaluation_params
 from pmaprl.envs.masks import check_legal, check_parts, legal_actions
 from pmaprl.envs.numbers import cast, is_numeric
 from pmaprl.envs.ranges import fault_in
@@ -33,27 +42,30 @@ class Stepper:
     Raises FailedEnvError if observations or rewards cannot be used.
     """
 
-    def __init__(self, worker: Worker, longest: float = np.inf):
+    def __init__(self, worker: Worker, envs: SteppedEnvs, longest: float = np.inf):
         """Begin an episode in each environment.
 
         Args:
-            worker: has the environments.
+            worker: notes its phases for those who watch.
+            envs: its environments.
             longest: number of steps after which an episode counts as over.
         """
         self._worker = worker
+        self._envs = envs
         self._longest = longest
-        count = worker.envs.num_envs
+        count = envs.num_envs
         self._return = np.zeros(count)
         self._length = np.zeros(count, int)
         with worker.doing("reset"):
-            obs = worker.envs.reset()
+            obs = envs.reset()
+        first = np.ones(count, bool)
         # Input [N, ...] of the next action, observations in the networks' types
         self.seen = PolicyInput(
             obs=self._checked(obs),
-            first=np.ones(count, bool),
+            first=first,
             reward=np.zeros(count, np.float32),
         )
-        self._check_seen(worker.envs.spec, acting=self.seen.first)
+        self._check_seen(envs.spec, acting=first)
 
     def step(self, action: Any) -> tuple[HostStep, list[tuple[int, float, int]]]:
         """Step all environments.
@@ -61,7 +73,7 @@ class Stepper:
         Returns:
             The step, and (environment, return, length) of each episode that is over.
         """
-        envs = self._worker.envs
+        envs = self._envs
         with self._worker.doing("env_step"):
             out = envs.step(action)
         self.seen = PolicyInput(self._checked(out.obs), begins(out), out.reward)
@@ -77,7 +89,7 @@ class Stepper:
         over = np.flatnonzero(out.ended | (self._length >= self._longest))
         returns = self._return[over].tolist()
         lengths = self._length[over].tolist()
-        episodes = list(zip(over, returns, lengths, strict=True))
+        episodes = list(zip(over.tolist(), returns, lengths, strict=True))
         self._return[over] = 0
         self._length[over] = 0
         return out, episodes
@@ -89,7 +101,7 @@ class Stepper:
         check_legal(self.seen.obs, acting, spec)
 
     def _checked(self, obs: Any) -> Any:
-        return jax.tree.map(self._checked_part, self._worker.envs.spec.obs_like, obs)
+        return jax.tree.map(self._checked_part, self._envs.spec.obs_like, obs)
 
     def _checked_part(self, like: Any, obs: np.ndarray) -> np.ndarray:
         name = self._worker.name
@@ -129,8 +141,8 @@ class Actor(Worker):
     def __init__(
         self,
         number: int,
-        device: jax.Device,
-        args: HostEnvArgs,
+        device: Device,
+        args: ActorFlags,
         act: Callable,
         memory: Any,
         version: int,
@@ -162,8 +174,9 @@ class Actor(Worker):
         sequence = np.random.SeedSequence([*self._seed, self.restarts])
         env_seed, act_seed = (sequence.generate_state(2) >> 1).tolist()
         with self.doing("make"):
-            self.envs = self._make_envs(env_seed)
-        self._stepper = Stepper(self)
+            envs = self._make_envs(env_seed)
+            self.envs = envs
+        self._stepper = Stepper(self, envs)
         self._memory = self._first_memory
         key = jax.random.key(act_seed)
         self._key = np.asarray(jax.random.key_data(key))
@@ -175,7 +188,7 @@ class Actor(Worker):
         Args:
             choose: gets the parameters in use, None at first, and returns those for the next step.
         """
-        first = self._stepper.seen.first[None]
+        first = np.asarray(self._stepper.seen.first)[None]
         memory = jax.tree.map(lambda x: np.asarray(x)[None], self._memory)
         slot = None
         steps = []
@@ -192,8 +205,7 @@ class Actor(Worker):
                 action, extras = jax.device_get((action, extras))
             self._steps += np.uint32(1)
             out, over = self._stepper.step(action)
-            step = HostRollout(
-                obs=(),
+            step = RolloutStep(
                 action=action,
                 extras=extras,
                 reward=out.reward,
@@ -202,8 +214,6 @@ class Actor(Worker):
                 valid=out.valid,
                 version=np.full(len(out.valid), slot.version, np.int32),
                 final_obs=out.final_obs,
-                first=(),
-                memory=(),
             )
             steps.append(step)
             obs.append(self._stepper.seen.obs)
@@ -211,7 +221,8 @@ class Actor(Worker):
             logged.append(self._logged_numbers(out))
         self.rollouts += 1
         # Every rollout gets new arrays, because the transfer of the last one may be under way
-        rollout = _stacked(steps)._replace(
+        rollout = HostRollout.of(
+            _stacked(steps),
             obs=_stacked(obs),
             first=first,
             memory=memory,
@@ -226,8 +237,8 @@ class Actor(Worker):
     def _logged_numbers(self, out: HostStep) -> MetricSums:
         """Metrics of --log-info in a step, over all environments."""
         functions = {"max": np.max, "min": np.min, "last": np.mean}
-        values = {}
-        counts = {}
+        values: dict[str, Number] = {}
+        counts: dict[str, Number] = {}
         for metric in self._args.log_info:
             entry, _, kind = metric.rpartition("_")
             numbers = out.numbers(metric)
@@ -310,7 +321,7 @@ def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
             )
         worker.envs = envs
         try:
-            _step_once(worker)
+            _step_once(worker, envs)
         except BaseException:
             worker.close()
             raise
@@ -330,7 +341,7 @@ def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
     return worker.result.result()
 
 
-def _step_once(worker: Worker) -> None:
+def _step_once(worker: Worker, envs: HostEnvs) -> None:
     """Reset and step the one environment of a worker.
 
     An environment that fails here is refused at once. Actors would make it anew again and again.
@@ -338,12 +349,12 @@ def _step_once(worker: Worker) -> None:
     Raises:
         UsageError: something that the environment returns cannot be used.
     """
-    name = worker.envs.spec.name
-    check_parts(worker.envs.spec)
+    name = envs.spec.name
+    check_parts(envs.spec)
     with readable_errors(f"environment {name} cannot be reset"):
-        stepper = Stepper(worker)
+        stepper = Stepper(worker, envs)
     with readable_errors(f"environment {name} cannot be stepped"):
-        action = _first_action(worker.envs.spec, stepper.seen.obs)
+        action = _first_action(envs.spec, stepper.seen.obs)
         stepper.step(action)
 
 

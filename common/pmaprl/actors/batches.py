@@ -23,24 +23,28 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from pmaprl.actors.actor import Actor, HostEnvKind
 from pmaprl.actors.host_drivers import HostDriver
 from pmaprl.actors.threads import (
     POLL_INTERVAL,
+    ActorFlags,
+    ArrayT,
     Collected,
     HostRollout,
     ParameterSlots,
     RolloutQueue,
+    RolloutStep,
     Slot,
     Stopped,
     Worker,
     stop_workers,
 )
 from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
-from pmaprl.cli.host_flags import HostEnvArgs
 from pmaprl.device import multihost
 from pmaprl.device.agents import PolicyInput
+from pmaprl.device.devices import Device
 from pmaprl.device.interface import RunState
 from pmaprl.device.outcome import Outcome
 from pmaprl.device.statistics import WINDOW, MetricSums, OptionalMetric
@@ -54,40 +58,40 @@ class ActorsFailed(TrainingError):
 class Batch(NamedTuple):
     """Samples of one update; each process has its own."""
 
-    rollouts: tuple[HostRollout, ...]
+    rollouts: tuple[HostRollout[Array], ...]
     # [D] True if this process wants to stop, once per learner device of its own; () if it is alone
     wants_to_stop: Any
 
 
 def example_batch(
-    args: HostEnvArgs, env: HostEnvKind, driver: HostDriver, num_learners: int
+    args: ActorFlags, env: HostEnvKind, driver: HostDriver, num_learners: int
 ) -> Batch:
     """Shapes of the batch that `Batches.next` returns."""
 
-    def rollout() -> HostRollout:
+    def rollout() -> HostRollout[Array]:
         key = jax.random.key(0)
         seen = PolicyInput.at_start(env.spec.example_obs(args.envs_per_actor))
+        reward = jnp.zeros(args.envs_per_actor)
+        is_true = jnp.ones(args.envs_per_actor, bool)
         published = driver.publish(*driver.begin(key, key))
         memory = driver.memory(args.envs_per_actor)
         action, extras, memory = driver.act_on_host(
             published, memory, jax.random.key_data(key), jnp.uint32(0), seen
         )
-        step = HostRollout(
-            obs=(),
+        step = RolloutStep(
             action=action,
             extras=extras,
-            reward=seen.reward,
-            terminated=seen.first,
-            truncated=seen.first,
-            valid=seen.first,
-            version=jnp.zeros_like(seen.reward, jnp.int32),
+            reward=reward,
+            terminated=is_true,
+            truncated=is_true,
+            valid=is_true,
+            version=jnp.zeros_like(reward, jnp.int32),
             final_obs=seen.obs if env.resets_in_step else None,
-            first=(),
-            memory=(),
         )
-        steps = repeated(step, args.num_steps)._replace(
+        steps = HostRollout.of(
+            repeated(step, args.num_steps),
             obs=repeated(seen.obs, args.num_steps + 1),
-            first=seen.first[None],
+            first=is_true[None],
             memory=repeated(memory, 1),
         )
         return over_learners(steps, num_learners)
@@ -99,7 +103,7 @@ def example_batch(
     return Batch((jax.eval_shape(rollout),) * args.own_rollouts, wants_to_stop)
 
 
-def over_learners(rollout: HostRollout, num_learners: int) -> HostRollout:
+def over_learners(rollout: HostRollout[ArrayT], num_learners: int) -> HostRollout[ArrayT]:
     """Split arrays [T, N, ...] over the learner's devices: [D, T, N / D, ...], as for `pmap`."""
 
     def split(x):
@@ -114,11 +118,11 @@ class Batches:
 
     def __init__(
         self,
-        args: HostEnvArgs,
+        args: ActorFlags,
         driver: HostDriver,
         learner: Any,
         started: RunState,
-        devices: list[jax.Device],
+        devices: list[Device],
         sharding: jax.sharding.Sharding,
         warn: Callable[[str], None],
     ):
@@ -383,7 +387,7 @@ def tally_of(collected: Collected, version: int, max_lag: int) -> MetricSums:
     """
     valid = collected.rollout.valid
     lag = (version - collected.rollout.version[valid]).astype(float)
-    too_old = np.sum(lag > max_lag) if max_lag else np.int64(0)
+    too_old = int(np.sum(lag > max_lag)) if max_lag else 0
     reports = {
         "batch/valid": OptionalMetric(np.sum(valid), valid.size),
         "batch/too_old": OptionalMetric(too_old, valid.size),
@@ -434,8 +438,10 @@ class UpdateMetrics:
     def read(self, more: dict[str, Any]) -> Outcome:
         """Sum up the metrics of the updates, and add `more` to them."""
         self._read_newest()
-        metrics = self._sums.metrics() | self._snapshot_metrics | more
-        return Outcome(metrics=metrics, broken=self.broken, counts={}, updates=self.updates)
+        summed = self._sums or MetricSums({}, {})
+        metrics = summed.metrics() | self._snapshot_metrics | more
+        numbers = {name: np.asarray(x) for name, x in metrics.items()}
+        return Outcome(metrics=numbers, broken=self.broken, counts={}, updates=self.updates)
 
     def _read_newest(self) -> None:
         if self._newest is None:

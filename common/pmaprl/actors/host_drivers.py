@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import struct
+from jax import Array
 
 from pmaprl.actors.threads import HostRollout
 from pmaprl.cli.errors import UsageError
 from pmaprl.device.agents import PolicyInput, acting_part, with_acting_part, with_memory
 from pmaprl.device.drivers import random_actions, replay_learner
 from pmaprl.device.interface import (
-    Actors,
     OffPolicy,
     OnPolicy,
     Rollout,
@@ -37,6 +38,13 @@ from pmaprl.envs.ranges import range_metrics
 from pmaprl.envs.spaces import EnvSpec, batch_shape
 
 
+class Experience(struct.PyTreeNode):
+    """Steps of actors that the devices keep, with the names of the same parts of `Actors`."""
+
+    replay: Replay  # [N, K, ...] rings of K slots
+    discounted: Any  # [N] discounted returns so far, with --normalize-rewards; otherwise ()
+
+
 class HostDriver(NamedTuple):
     """An algorithm's run beside actors, as functions of one agent."""
 
@@ -51,7 +59,7 @@ class HostDriver(NamedTuple):
     act_on_host: Callable
     # number of environments N -> first memory of `act_on_host`
     memory: Callable
-    # () -> first `actors` of a TrainState, which are () without a replay buffer
+    # () -> first `actors` of a TrainState: `Experience`, or () without a replay buffer
     actors: Callable = tuple
     # TrainState -> metrics of the state after an update
     snapshot_metrics: Callable = lambda state: {}
@@ -84,7 +92,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
         return learner, RunState(key=key, updates=jnp.int32(0), member_values={})
 
     def update(
-        state: TrainState, rollouts: tuple[HostRollout, ...]
+        state: TrainState, rollouts: tuple[HostRollout[Array], ...]
     ) -> tuple[TrainState, Any, MetricSums]:
         learner = state.learner
         run = state.run
@@ -153,7 +161,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
     )
 
 
-def as_rollout(host: HostRollout) -> Rollout:
+def as_rollout(host: HostRollout[Array]) -> Rollout:
     """Convert a rollout of actors to the form that algorithms take."""
     first_reward = jnp.zeros_like(host.reward[:1])
     seen = PolicyInput(  # [T + 1, N, ...]
@@ -193,20 +201,16 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
         )
         return algorithm.init(params_key, hparams_of(args)), run
 
-    def with_empty_buffer() -> Actors:
+    def with_empty_buffer() -> Experience:
         num_rings = args.envs_per_update // jax.lax.axis_size(AXIS)
         example = example_transition(args, env, versions=True)
-        return Actors(
-            env_state=(),
-            seen=(),
-            memory=(),
-            tracker=(),
+        return Experience(
             replay=new_replay(example, num_rings, args.capacity),
             discounted=jnp.zeros(num_rings) if args.normalize_rewards else (),
         )
 
     def update(
-        state: TrainState, rollouts: tuple[HostRollout, ...]
+        state: TrainState, rollouts: tuple[HostRollout[Array], ...]
     ) -> tuple[TrainState, Any, MetricSums]:
         run = state.run
         rollout = merge_rollouts(rollouts, local_parts, args.block)
@@ -291,7 +295,9 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
     )
 
 
-def merge_rollouts(rollouts: tuple[HostRollout, ...], parts: int, width: int) -> HostRollout:
+def merge_rollouts(
+    rollouts: tuple[HostRollout[Array], ...], parts: int, width: int
+) -> HostRollout[Array]:
     """Merge rollouts into one of all their environments, [T, N of all, ...].
 
     The environment axis is ordered by (block, part, environment, rollout), so that the share of
@@ -312,7 +318,7 @@ def merge_rollouts(rollouts: tuple[HostRollout, ...], parts: int, width: int) ->
     return jax.tree.map(merge, *rollouts)
 
 
-def transitions_of(host: HostRollout, with_first: bool = False) -> Transition:
+def transitions_of(host: HostRollout[Array], with_first: bool = False) -> Transition:
     """Transitions [T, N, ...] of a rollout, for the buffer.
 
     Args:
@@ -321,6 +327,9 @@ def transitions_of(host: HostRollout, with_first: bool = False) -> Transition:
             before may be another actor's.
     """
     rollout = as_rollout(host)
+    first = None
+    if with_first:
+        first = jnp.asarray(rollout.seen.first).at[0].set(True)
     return Transition(
         obs=rollout.obs,
         action=rollout.extras,
@@ -328,5 +337,5 @@ def transitions_of(host: HostRollout, with_first: bool = False) -> Transition:
         terminated=rollout.terminated,
         next_obs=rollout.next_obs,
         version=rollout.version,
-        first=rollout.seen.first.at[0].set(True) if with_first else None,
+        first=first,
     )

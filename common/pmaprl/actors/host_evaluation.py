@@ -16,7 +16,7 @@ from pmaprl.device import multihost
 from pmaprl.device.agents import Player
 from pmaprl.device.evaluation import SEED, Episodes
 from pmaprl.envs.environment import LONGEST_HORIZON
-from pmaprl.envs.host import HostEnvs, evaluation_params
+from pmaprl.envs.host import HostEnvs, SteppedEnvs, evaluation_params
 from pmaprl.envs.suite_tools import reason
 
 MOST_ENVS = 32  # environments of an evaluation
@@ -42,9 +42,10 @@ class HostEvaluation:
         self._args = args
         self._algorithm = algorithm
         self._warn = warn
-        # Steps and learners of the evaluations that are due, the first of them under way
-        self._due: deque[tuple[int, Any]] = deque()
-        self._worker: Worker | None = None  # plays the first of them; its result is Episodes [E]
+        # Workers and learners of the evaluations that are due, the first of them under way; the
+        # result of a worker is Episodes [E]
+        self._due: deque[tuple[Worker, Any]] = deque()
+        self._started: Worker | None = None  # the last one that has begun, which may be at work
         self._idle_envs: HostEnvs | None = None  # environments kept between two evaluations
         self._may_keep = True
         self._starts: dict[int, Any] = {}  # first observations of new environments, by seed
@@ -54,15 +55,15 @@ class HostEvaluation:
         if not multihost.is_first():
             return
         learner = jax.tree.map(lambda x: x[0], state.learner)
-        self._due.append((step, learner))
+        self._due.append((Worker(f"the evaluation at step {step:,}"), learner))
         if len(self._due) == 1:
             self._start_oldest()
 
     def stop(self) -> None:
         """End the evaluation under way, and drop those that are due."""
-        if self._worker:
-            self._worker.ended = True
-            stop_workers([self._worker])
+        if self._started:
+            self._started.ended = True
+            stop_workers([self._started])
         if self._idle_envs:
             closing = Worker("the end of evaluations", envs=self._idle_envs)
             closing.run(closing.close)
@@ -80,14 +81,13 @@ class HostEvaluation:
         return Episodes(*(np.asarray(x)[None] for x in episodes))
 
     def _start_oldest(self) -> None:
-        step, learner = self._due[0]
-        worker = Worker(f"the evaluation at step {step:,}")
-        self._worker = worker
+        worker, learner = self._due[0]
+        self._started = worker
         worker.run(partial(self._play_or_replay, jax.device_put(learner), worker))
 
     def _take_oldest(self) -> Episodes | None:
         """Result [E] of the oldest evaluation; the next one begins if it is over or given up."""
-        worker = self._worker
+        worker, _ = self._due[0]
         error = None
         flag = worker.stuck(self._args)
         if worker.result.done():
@@ -154,18 +154,22 @@ class HostEvaluation:
             if not all(map(np.array_equal, parts, expected)):
                 raise _OtherStart
 
-        worker.envs = self._idle_envs
+        envs = self._idle_envs
+        worker.envs = envs
         self._idle_envs = None
         try:
             is_known = self._may_keep and seed in self._starts
-            reuses = worker.envs and is_known and worker.envs.reseed(seed)
-            if not reuses:
+            reuses = envs is not None and is_known and envs.reseed(seed)
+            if envs is None or not reuses:
                 worker.close()
                 with worker.doing("make"):
-                    worker.envs = self._make_envs(seed)
-            episodes = run_host_episodes(worker, player, num_episodes, check_start=check_start)
+                    envs = self._make_envs(seed)
+                    worker.envs = envs
+            episodes = run_host_episodes(
+                worker, envs, player, num_episodes, check_start=check_start
+            )
             if self._may_keep and not worker.ended:
-                self._idle_envs = worker.envs
+                self._idle_envs = envs
                 worker.envs = None
         finally:
             worker.close()
@@ -174,18 +178,20 @@ class HostEvaluation:
 
 def run_host_episodes(
     worker: Worker,
+    envs: SteppedEnvs,
     player: Player | Callable,
     num_episodes: int,
     key: Any = None,
     check_start: Callable[[Any], None] = lambda obs: None,
 ) -> Episodes:
-    """Play episodes in a worker's environments.
+    """Play episodes in environments.
 
     Each environment plays a fixed number of episodes, which are returned one after another. Without
     that the first to end would be the short ones. An episode is cut after `LONGEST_HORIZON` steps.
 
     Args:
-        worker: has the environments.
+        worker: notes its phases for those who watch, and may be told to end.
+        envs: its environments.
         player: a `Player`, or a function as `Player.of` takes it.
         num_episodes: number of episodes E.
         key: key of random actions; None for a player that needs none.
@@ -198,8 +204,8 @@ def run_host_episodes(
         Stopped: the worker was told to end.
     """
     player = Player.of(player)
-    stepper = Stepper(worker, LONGEST_HORIZON)
-    count = worker.envs.num_envs
+    stepper = Stepper(worker, envs, LONGEST_HORIZON)
+    count = envs.num_envs
     check_start(stepper.seen.obs)
     memory = player.initial_memory(count)
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
@@ -216,9 +222,9 @@ def run_host_episodes(
             action = jax.device_get(action)
         time += 1
         _, episodes = stepper.step(action)
-        for index, *episode in episodes:
+        for index, ret, length in episodes:
             if quota[index]:
-                results[index].append(episode)
+                results[index].append((ret, length))
                 quota[index] -= 1
     in_order = [episode for episodes in results for episode in episodes]
     return Episodes(*np.array(in_order, float).T)

@@ -4,20 +4,25 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+from jax import Array
 
 from pmaprl.cli.checks import flag_of
 from pmaprl.cli.command import THREAD
 from pmaprl.cli.errors import FailedEnvError
-from pmaprl.cli.host_flags import HostEnvArgs
+from pmaprl.cli.host_flags import ActorArgs, HostEnvArgs, HostRolloutArgs
+from pmaprl.device.devices import Device
 from pmaprl.device.statistics import MetricSums
-from pmaprl.envs.host import HostEnvs
+from pmaprl.envs.host import SteppedEnvs
+
+ActorFlags = ActorArgs | HostRolloutArgs
+"""Flags of a run whose environments step on the host."""
 
 WAITING = ("wait_put", "wait_params", "ended")  # phases without a timeout
 # Timeouts of phases in which environments are at work; other phases have the learner's
@@ -60,7 +65,7 @@ class Activity(NamedTuple):
 class Worker:
     """A thread that steps environments, and its environments."""
 
-    def __init__(self, name: str, phases: tuple[str, ...] = (), envs: HostEnvs | None = None):
+    def __init__(self, name: str, phases: tuple[str, ...] = (), envs: SteppedEnvs | None = None):
         """Prepare a worker.
 
         Args:
@@ -73,10 +78,11 @@ class Worker:
         self.envs = envs
         self.ended = False  # set by others
         self.result = Future()  # result of its work
-        self._note("start")
+        self._note("start")  # which lasts until the work begins
 
     def run(self, work: Callable[[], Any]) -> None:
         """Do `work` in the thread; its value or error becomes the `result`."""
+        self._note("start")
 
         def target():
             try:
@@ -130,7 +136,7 @@ class Worker:
         return f"{self.name}: {phase} for {time.monotonic() - since:.1f} s"
 
 
-def stop_workers(workers: list[Worker]) -> list[Worker]:
+def stop_workers(workers: Sequence[Worker]) -> list[Worker]:
     """Wait `GRACE` seconds for workers that were told to stop.
 
     After half of it, the processes of late workers' environments are killed.
@@ -147,27 +153,65 @@ def stop_workers(workers: list[Worker]) -> list[Worker]:
     return [worker for worker in workers if worker.result in late]
 
 
-class HostRollout(NamedTuple):
-    """T steps of N environments, host arrays. The environments are the second axis of every one."""
+ArrayT = TypeVar("ArrayT", Array, np.ndarray)
+
+
+class RolloutStep(NamedTuple, Generic[ArrayT]):
+    """A step of N environments, [N, ...], or T of them, [T, N, ...]."""
+
+    action: ArrayT
+    extras: Any  # further results of `explore`, such as log-probabilities
+    reward: ArrayT
+    terminated: ArrayT
+    truncated: ArrayT
+    valid: ArrayT  # False for steps in which an environment only reset itself
+    version: ArrayT  # the version of the parameters that acted
+    final_obs: Any  # true next observations; None if those of the next step are
+
+
+class HostRollout(NamedTuple, Generic[ArrayT]):
+    """T steps of N environments on the host, as arrays of NumPy or of JAX.
+
+    The environments are the second axis of every one.
+    """
 
     obs: Any  # [T + 1, N, ...] with the observation after the last step
-    action: np.ndarray  # [T, N, ...]
+    action: ArrayT  # [T, N, ...]
     extras: Any  # [T, N, ...] further results of `explore`, such as log-probabilities
-    reward: np.ndarray  # [T, N]
-    terminated: np.ndarray  # [T, N]
-    truncated: np.ndarray  # [T, N]
-    valid: np.ndarray  # [T, N] False for steps in which an environment only reset itself
-    version: np.ndarray  # [T, N] the version of the parameters that acted
+    reward: ArrayT  # [T, N]
+    terminated: ArrayT  # [T, N]
+    truncated: ArrayT  # [T, N]
+    valid: ArrayT  # [T, N] False for steps in which an environment only reset itself
+    version: ArrayT  # [T, N] the version of the parameters that acted
     final_obs: Any  # [T, N, ...] true next observations; None if `obs` has them
-    first: np.ndarray  # [1, N] True if an episode begins with the first step
+    first: ArrayT  # [1, N] True if an episode begins with the first step
     memory: Any  # [1, N, ...] memory that a recurrent policy had before that step; () without
+
+    @classmethod
+    def of(
+        cls, steps: RolloutStep[ArrayT], obs: Any, first: ArrayT, memory: Any
+    ) -> "HostRollout[ArrayT]":
+        """Complete steps [T, N, ...] by what a rollout has once, or once more than steps."""
+        return cls(
+            obs=obs,
+            action=steps.action,
+            extras=steps.extras,
+            reward=steps.reward,
+            terminated=steps.terminated,
+            truncated=steps.truncated,
+            valid=steps.valid,
+            version=steps.version,
+            final_obs=steps.final_obs,
+            first=first,
+            memory=memory,
+        )
 
 
 class Collected(NamedTuple):
     """A rollout, and the episodes that ended in it."""
 
     actor: int
-    rollout: HostRollout
+    rollout: HostRollout[np.ndarray]
     episodes: list[tuple[float, int]]  # their returns and lengths
     info: MetricSums = MetricSums({}, {})  # metrics of --log-info, host numbers
 
@@ -252,9 +296,9 @@ class Slot(NamedTuple):
 class ParameterSlots:
     """The newest versions of the parameters on the device of every reader; safe for threads."""
 
-    def __init__(self, devices: list[jax.Device]):
+    def __init__(self, devices: Sequence[Device]):
         self._devices = set(devices)
-        self._versions: deque[dict[jax.Device, Slot]] = deque(maxlen=KEPT)  # the newest last
+        self._versions: deque[dict[Device, Slot]] = deque(maxlen=KEPT)  # the newest last
         self._changed = threading.Condition()
 
     def publish(self, version: int, params: Any) -> None:
@@ -271,7 +315,7 @@ class ParameterSlots:
             self._versions.append(placed)
             self._changed.notify_all()
 
-    def latest(self, device: jax.Device) -> Slot:
+    def latest(self, device: Device) -> Slot:
         """The newest version that is computed, or else the oldest.
 
         The first version must have been published.
@@ -284,7 +328,7 @@ class ParameterSlots:
                 return slot
         return oldest
 
-    def wait_for(self, version: int, device: jax.Device, timeout: float) -> Slot | None:
+    def wait_for(self, version: int, device: Device, timeout: float) -> Slot | None:
         """Wait for this version to be published and computed.
 
         Returns:

@@ -30,8 +30,8 @@ class PolicyInput(NamedTuple):
     """
 
     obs: Any
-    first: Array
-    reward: Array
+    first: Array | np.ndarray
+    reward: Array | np.ndarray
 
     @classmethod
     def at_start(cls, obs: Any) -> "PolicyInput":

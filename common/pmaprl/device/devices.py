@@ -4,12 +4,24 @@ import math
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
 from pmaprl.cli.checks import multiples_near
 from pmaprl.cli.errors import UsageError
+
+
+class Device(Protocol):
+    """Device of JAX, whose own class has no types."""
+
+    id: int
+    process_index: int
+    platform: str
+    device_kind: str
+
+    def memory_stats(self) -> dict[str, int] | None: ...
+
 
 # A larger number is a typing error; XLA takes the virtual devices beyond it for another process's
 MAX_DEVICES = 2048

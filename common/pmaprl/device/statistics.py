@@ -4,7 +4,7 @@ A metric's name says how it is reduced: by the mean, unless it ends in `_sum`, `
 `_last` (see REDUCTIONS).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ from pmaprl.device.loops import unrolled_scan
 from pmaprl.device.sharding import AXIS, flat_pmean, gathered, global_ids
 
 Metrics = dict[str, Array]
+Number = Array | np.ndarray | float
+"""A number [] or an array of them, on the device or by NumPy."""
 
 
 class Reduction(NamedTuple):
@@ -125,26 +127,26 @@ Layout = dict[str, list[str]]
 class OptionalMetric(NamedTuple):
     """A metric that not every update reports."""
 
-    value: Array
-    count: Array  # 1, or 0 where it was not reported
+    value: Number
+    reports: Number  # 1, or 0 where it was not reported
 
 
 class MetricSums(struct.PyTreeNode):
     """Metrics added up over the updates that reported them, on the device or by NumPy."""
 
     # Sum so far for sums and means, else the largest, smallest or newest number; 0 without reports
-    value: Metrics
-    count: Metrics  # number of reports
+    value: dict[str, Number]
+    count: dict[str, Number]  # number of reports
 
     @classmethod
-    def of(cls, metrics: dict[str, Array | OptionalMetric]) -> "MetricSums":
+    def of(cls, metrics: Mapping[str, Array | OptionalMetric]) -> "MetricSums":
         """Take one report of each metric; an `OptionalMetric` says itself if it is one."""
         value = {}
         count = {}
         for name, x in metrics.items():
             report = x if isinstance(x, OptionalMetric) else OptionalMetric(x, jnp.ones_like(x))
             value[name] = report.value
-            count[name] = report.count
+            count[name] = report.reports
         return cls(value=value, count=count)
 
     @classmethod
@@ -197,10 +199,11 @@ class MetricSums(struct.PyTreeNode):
         """
         layout: Layout = {}
         for name, x in self.value.items():
-            key = f"{x.dtype}_{self.count[name].dtype}_{reduction_of(name)}"
+            dtypes = f"{jnp.result_type(x)}_{jnp.result_type(self.count[name])}"
+            key = f"{dtypes}_{reduction_of(name)}"
             layout.setdefault(key, []).append(name)
-        value = {}
-        count = {}
+        value: dict[str, Number] = {}
+        count: dict[str, Number] = {}
         for key, names in layout.items():
             value[key] = jnp.stack([self.value[name] for name in names])
         for key, names in layout.items():
@@ -209,7 +212,9 @@ class MetricSums(struct.PyTreeNode):
 
     def __add__(self, newer: "MetricSums") -> "MetricSums":
         value = {name: self._with(newer, name) for name in self.value}
-        count = {name: count + newer.count[name] for name, count in self.count.items()}
+        count: dict[str, Number] = {}
+        for name, reports in self.count.items():
+            count[name] = reports + newer.count[name]
         return MetricSums(value=value, count=count)
 
     def __or__(self, other: "MetricSums") -> "MetricSums":
@@ -217,7 +222,7 @@ class MetricSums(struct.PyTreeNode):
         return MetricSums(value=self.value | other.value, count=self.count | other.count)
 
     @np.errstate(invalid="ignore")  # NumPy's 0 / 0
-    def metrics(self) -> Metrics:
+    def metrics(self) -> dict[str, Number]:
         """Divide the sums: the numbers of all metrics; NaN for one that was never reported."""
         metrics = {}
         for name, x in self.value.items():
@@ -228,7 +233,7 @@ class MetricSums(struct.PyTreeNode):
                 metrics[name] = _numpy(x).where(count > 0, x, jnp.nan)
         return metrics
 
-    def _with(self, newer: "MetricSums", name: str) -> Array:
+    def _with(self, newer: "MetricSums", name: str) -> Number:
         """Combine the values of both reports of a metric."""
         old = self.value[name]
         new = newer.value[name]
@@ -250,8 +255,8 @@ WINDOW = 100
 class Episodes(NamedTuple):
     """Episodes that are over, or the running episodes of environments, [N]."""
 
-    ret: Array  # sum of raw rewards
-    length: Array  # steps; -inf for a running episode that began before counting did
+    ret: Array | np.ndarray  # sum of raw rewards
+    length: Array | np.ndarray  # steps; -inf for a running episode that began before counting did
 
 
 class RecentEpisodes(struct.PyTreeNode):

@@ -1,7 +1,7 @@
 """Bytes in observations, which networks see between 0 and 1, by their bounds or by --byte-max."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -35,7 +35,7 @@ def spec_with_byte_max(spec: EnvSpec, byte_max: int) -> EnvSpec:
     return spec._replace(observation_space=space)
 
 
-def is_bytes(leaf: Any, dtype: Any) -> bool:
+def is_bytes(leaf: Any, dtype: Any) -> TypeGuard[Box]:
     return isinstance(leaf, Box) and np.dtype(dtype) == np.uint8
 
 

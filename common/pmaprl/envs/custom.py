@@ -212,7 +212,7 @@ def _adapt(made: Any, name: str, env_params: dict[str, Any]) -> Env:
         env_params: parameters to replace.
     """
     is_pair = isinstance(made, tuple) and len(made) == 2
-    inner = made[0] if is_pair else made
+    inner: Any = made[0] if is_pair else made
     prefix = f"environment {name}: " if name else ""
     if isinstance(inner, type):
         raise UsageError(

@@ -60,7 +60,7 @@ from pmaprl.cli.errors import UsageError
 from pmaprl.envs import spaces
 from pmaprl.envs.masks import PRIVILEGED, check_parts, has_privileged
 from pmaprl.envs.numbers import cast
-from pmaprl.envs.spaces import Box, Discrete, EnvSpec, is_image, leaves
+from pmaprl.envs.spaces import Box, Discrete, EnvSpec, HasSpaces, is_image, leaves
 from pmaprl.envs.suite_tools import is_number
 
 DEFAULT_HORIZON = 1_000  # for environments that declare no `max_steps`
@@ -104,8 +104,6 @@ class Env:
     is_game = False  # True: it has other players, see `against`, and a return above 0 is a win
     # In teams with one reward: the agent that owns each action component
     agents: tuple[int, ...] = ()
-    # Parameters that `with_numbers` can change, and their values
-    numbers: Mapping[str, float] = {}
     # Names of an observation's numbers, or of a map's channels, for pictures
     obs_names: tuple[str, ...] = ()
     shows_numbers = False  # True: a `frame` depends on `numbers`, such as the length of a pole
@@ -186,6 +184,11 @@ class Env:
     def with_numbers(self, numbers: dict[str, jax.Array]) -> "Env":
         """The same environment with other values [] of some of its `numbers`."""
         raise NotImplementedError
+
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        """Parameters that `with_numbers` can change, and their values."""
+        return {}
 
     @property
     def spec(self) -> EnvSpec:
@@ -386,7 +389,7 @@ def on_device(x: Any, returned: str) -> jax.Array:
     is_numpy = isinstance(x, np.ndarray | np.generic)
     if is_numpy and x.dtype.kind in "iuf" and x.dtype.itemsize == 8:
         try:
-            return jnp.asarray(cast(x, np.dtype(f"{x.dtype.kind}4")))
+            return jnp.asarray(cast(np.asarray(x), np.dtype(f"{x.dtype.kind}4")))
         except OverflowError as error:
             raise UsageError(f"{returned} {error}") from None
     return jnp.asarray(x)
@@ -397,8 +400,8 @@ def select(condition: jax.Array, yes: Any, no: Any) -> Any:
     return jax.tree.map(lambda yes, no: jnp.where(condition, yes, no), yes, no)
 
 
-def check_spaces(args: Any, env: Any) -> None:
-    """Raise UsageError if a mask, or a flag of the algorithm, does not fit an Env or EnvSpec."""
+def check_spaces(args: Any, env: HasSpaces) -> None:
+    """Raise UsageError if a mask, or a flag of the algorithm, does not fit an environment."""
     check_parts(env)
     if getattr(args, "share_torso", False) and has_privileged(env.observation_space):
         raise UsageError(
@@ -427,29 +430,29 @@ def check_spaces(args: Any, env: Any) -> None:
         )
 
 
-def defaults_left_off(args: Any, env: Any) -> dict[str, str]:
+def defaults_left_off(args: Any, env: HasSpaces) -> dict[str, str]:
     """Notes for the header of a run on default flags that do nothing in this environment.
 
     Args:
         args: flags of the run. `check_spaces` has refused those that the user has set in vain.
-        env: the Env or EnvSpec.
+        env: the environment.
     """
     if getattr(args, "normalize_obs", False) and not _has_arrays(env):
         return {"without": f"--normalize-obs, the default: {env.name} has no arrays to normalize"}
     return {}
 
 
-def _has_arrays(env: Any) -> bool:
+def _has_arrays(env: HasSpaces) -> bool:
     return any(isinstance(leaf, Box) for _, leaf in leaves(env.observation_space))
 
 
 def check_discrete(
-    env: Any, instead: str, needs: str = "Q-learning needs Discrete actions"
+    env: HasSpaces, instead: str, needs: str = "Q-learning needs Discrete actions"
 ) -> None:
     """Raise UsageError unless actions are Discrete, two or more.
 
     Args:
-        env: the Env or EnvSpec.
+        env: the environment.
         instead: algorithms that can train on it.
         needs: beginning of the error.
     """
@@ -460,11 +463,11 @@ def check_discrete(
         )
 
 
-def check_squashable(env: Any, instead: str) -> None:
+def check_squashable(env: HasSpaces, instead: str) -> None:
     """Raise UsageError unless actions are Discrete, two or more, or a finite Box.
 
     Args:
-        env: the Env or EnvSpec.
+        env: the environment.
         instead: algorithms that can train on it.
     """
     space = env.action_space

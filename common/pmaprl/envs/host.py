@@ -95,8 +95,8 @@ def begins(step: Any) -> Any:
     return step.terminated | step.truncated
 
 
-class HostEnvs(Protocol):
-    """N environments of one kind; the text of the module has the contract."""
+class SteppedEnvs(Protocol):
+    """N environments of one kind, as far as a worker needs them to play episodes."""
 
     spec: EnvSpec
     num_envs: int
@@ -109,13 +109,7 @@ class HostEnvs(Protocol):
         Returns:
             The first observations [N, ...].
         """
-
-    def reseed(self, seed: int) -> bool:
-        """Let the next reset begin as that of environments made with this `seed`.
-
-        Returns:
-            False if only new environments begin so.
-        """
+        raise NotImplementedError
 
     def step(self, action: np.ndarray) -> HostStep:
         """Step all environments.
@@ -123,13 +117,7 @@ class HostEnvs(Protocol):
         Args:
             action: actions [N, ...] as the policy gives them; those of a Box are clipped here.
         """
-
-    def frame(self) -> np.ndarray:
-        """Draw the first environment, [H, W, 3] in bytes. A suite may lack it, or raise errors."""
-
-    @property
-    def obs_names(self) -> tuple[str, ...]:
-        """Names of an observation's numbers, or of a map's channels. A suite may lack it."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """End threads and processes, also those that hang."""
@@ -139,6 +127,27 @@ class HostEnvs(Protocol):
 
         Another thread may call it while one of the other methods is under way.
         """
+
+
+class HostEnvs(SteppedEnvs, Protocol):
+    """Environments of a suite; the text of the module has the contract."""
+
+    def reseed(self, seed: int) -> bool:
+        """Let the next reset begin as that of environments made with this `seed`.
+
+        Returns:
+            False if only new environments begin so.
+        """
+        raise NotImplementedError
+
+    def frame(self) -> np.ndarray:
+        """Draw the first environment, [H, W, 3] in bytes. A suite may lack it, or raise errors."""
+        raise NotImplementedError
+
+    @property
+    def obs_names(self) -> tuple[str, ...]:
+        """Names of an observation's numbers, or of a map's channels. A suite may lack it."""
+        raise NotImplementedError
 
 
 # Envpool's and ALE's names of parameters that make learning Atari easier, and can be off

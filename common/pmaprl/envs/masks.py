@@ -18,8 +18,8 @@ from pmaprl.envs.spaces import (
     MASK,
     PRIVILEGED,
     Box,
-    Discrete,
     EnvSpec,
+    HasSpaces,
     Space,
     batch_shape,
     choices_of,
@@ -94,8 +94,8 @@ def largest_entropy(legal: jax.Array) -> jax.Array:
     return jnp.log(jnp.maximum(jnp.sum(legal, axis=-1), 1))
 
 
-def check_parts(env: Any) -> None:
-    """Raise UsageError if an Env or EnvSpec has an empty part, or a mask that fits no action."""
+def check_parts(env: HasSpaces) -> None:
+    """Raise UsageError if an environment has an empty part, or a mask that fits no action."""
     for kind, space in (("observation", env.observation_space), ("action", env.action_space)):
         for name, leaf in leaves(space):
             if 0 in leaf.shape:
@@ -106,7 +106,7 @@ def check_parts(env: Any) -> None:
     _check_mask(env)
 
 
-def _check_mask(env: Any) -> None:
+def _check_mask(env: HasSpaces) -> None:
     space = env.observation_space
     choices = choices_of(env.action_space)
     for name, _ in leaves(space):
@@ -125,7 +125,7 @@ def _check_mask(env: Any) -> None:
     actions = env.action_space
     actions_have_names = isinstance(actions, Mapping) and len(choices) > 1
     if actions_have_names or isinstance(mask, Mapping):
-        _check_names_of_masks(env)
+        _check_names_of_masks(env, mask)
     shapes = [leaf.shape for _, leaf in leaves(mask)]
     expected = [(count,) for count in choices]
     if len(shapes) == 1:
@@ -136,13 +136,13 @@ def _check_mask(env: Any) -> None:
         )
 
 
-def _check_names_of_masks(env: Any) -> None:
+def _check_names_of_masks(env: HasSpaces, mask: Space) -> None:
     """Raise UsageError unless each part of a mask has the name of the choices that it is for."""
     wanted = []
     for name, leaf in leaves(env.action_space):
         count = len(choices_of(leaf))
         wanted += [name] if count == 1 else [f"{name}/{index}" for index in range(count)]
-    given = [name for name, _ in leaves(env.observation_space[MASK])]
+    given = [name for name, _ in leaves(mask)]
     if given != wanted:
         told = f"environment {env.name} has masks of {', '.join(map(repr, given))}"
         raise UsageError(f"{told} for the choices {', '.join(map(repr, wanted))}: name them alike")
@@ -215,14 +215,16 @@ def action_scale(space: Box) -> tuple[np.ndarray, np.ndarray]:
     return scale.astype(np.float32), offset.astype(np.float32)
 
 
-def to_units(action: jax.Array, scale: Sequence[float], offset: Sequence[float]) -> jax.Array:
+def to_units(
+    action: jax.Array, scale: np.ndarray | Sequence[float], offset: np.ndarray | Sequence[float]
+) -> jax.Array:
     """Rescale Box actions [..., A] from environment units to -1 .. 1, by `action_scale`."""
     return (action - jnp.asarray(offset)) / jnp.asarray(scale)
 
 
 def to_env(action: jax.Array, space: Space) -> jax.Array:
-    """Rescale actions [..., A] of a policy to environment units; Discrete ones stay as they are."""
-    if isinstance(space, Discrete):
+    """Rescale actions [..., A] of a policy to environment units; choices stay as they are."""
+    if not isinstance(space, Box):
         return action
     scale, offset = action_scale(space)
     return action * scale + offset
@@ -230,7 +232,7 @@ def to_env(action: jax.Array, space: Space) -> jax.Array:
 
 def uniform_action(key: jax.Array, space: Space, legal: jax.Array | None = None) -> jax.Array:
     """A uniformly random action in a policy's units, among the `legal` [n] ones if known."""
-    if not isinstance(space, Discrete):
+    if isinstance(space, Box):
         space = spaces.box((math.prod(space.shape),), -1.0, 1.0)
     return spaces.sample(key, space, legal)
 

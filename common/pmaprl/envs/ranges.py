@@ -123,7 +123,7 @@ def _requirement(name: str, leaf: Leaf, check: Check) -> str:
     """The condition that a check tests, in words."""
     if check is are_finite:
         return "finite"
-    if check is are_bytes_in_bounds:
+    if check is are_bytes_in_bounds and isinstance(leaf, Box):
         low, size = byte_range(leaf)
         return f"within {np.min(low):g} to {np.max(low + size):g}, as its space has it"
     if is_mask(name):

@@ -114,14 +114,14 @@ def list_envs(known: Sequence[str], wanted: str) -> None:
             print(*(f"{prefix}{env_id}" for env_id in ids), sep="\n")
 
 
-def _make(name: str, options: Any) -> Any:
+def _make(name: str, options: dict[str, Any] | HostOptions) -> Any:
     suite, env_id = split_name(name)
     if steps_on_host(name) and not isinstance(options, HostOptions):
         raise UsageError(f"{name} steps on the host, not on the device: it is made by make_host")
     with readable_errors(f"environment {name} cannot be made"):
         if is_custom(name) and os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # the user's module may be there
-        if suite == CUSTOM:
+        if suite == CUSTOM and not isinstance(options, HostOptions):
             return _own(name, options)
         if name.startswith("gymnasium:ALE/"):
             import_package("ale_py")  # registers them

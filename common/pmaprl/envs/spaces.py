@@ -1,8 +1,8 @@
 """Observation and action spaces as small records, and `EnvSpec`, the interface of a policy."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -66,11 +66,21 @@ class Box(NamedTuple):
 UNBOUNDED = 2.0**62  # bounds of whole numbers from here on mean that there are none
 ILLEGAL = -1e9  # logit of an illegal action; finite, because 0 times infinity is no number
 Leaf = Discrete | MultiDiscrete | Box
-Space = Leaf | dict[str, "Space"] | tuple["Space", ...]
-"""A leaf, or a dictionary (sorted by name) or tuple of spaces.
+Parts = dict[str, "Space"] | tuple["Space", ...]
+"""A dictionary (sorted by name) or tuple of spaces."""
+Space = Leaf | Parts
+"""A leaf, or a dictionary or tuple of spaces.
 
 Elements of a dictionary or tuple of spaces are dictionaries or tuples of elements.
 """
+
+
+SpaceT = TypeVar("SpaceT", bound=Leaf)
+
+
+def are_all(parts: Sequence[Space], kind: type[SpaceT]) -> TypeGuard[Sequence[SpaceT]]:
+    """True if all `parts` are spaces of this kind."""
+    return all(isinstance(part, kind) for part in parts)
 
 
 def box(shape: tuple[int, ...], low: float = -np.inf, high: float = np.inf) -> Box:
@@ -114,7 +124,7 @@ def convert(space: Any, what: str) -> Space:
     is_one_of = any(kind.__name__ == "OneOf" for kind in type(space).__mro__)
     if isinstance(parts, (tuple, list)) and parts and not is_one_of:
         converted = [convert(part, f"{what} {index}") for index, part in enumerate(parts)]
-        if acting and all(isinstance(part, Discrete) for part in converted):
+        if acting and are_all(converted, Discrete):
             return _joined(converted)
         return tuple(converted)
     raise ValueError(
@@ -123,7 +133,7 @@ def convert(space: Any, what: str) -> Space:
     )
 
 
-def _joined(parts: list[Discrete]) -> MultiDiscrete:
+def _joined(parts: Sequence[Discrete]) -> MultiDiscrete:
     """Join choices to one action."""
     dtypes = {part.dtype for part in parts}
     nvec = tuple(part.n for part in parts)
@@ -191,7 +201,7 @@ def _bounds_of_actions(space: Any, what: str) -> Box:
             whole numbers there.
     """
     shape = tuple(map(int, space.shape))  # NumPy's numbers are none of JSON
-    dtype = np.dtype(getattr(space, "dtype", None) or np.float32)
+    dtype = _dtype_of(space, np.float32)
     is_floating = jnp.issubdtype(dtype, jnp.floating)
     low = np.broadcast_to(np.asarray(space.low), shape).astype(np.float64)
     high = np.broadcast_to(np.asarray(space.high), shape).astype(np.float64)
@@ -224,9 +234,14 @@ def _bounds_of_actions(space: Any, what: str) -> Box:
     return Box(low=least, high=most, shape=shape, dtype=_unusual(space, np.float32))
 
 
+def _dtype_of(space: Any, usual: Any) -> np.dtype:
+    """The type of a space's elements; the `usual` one if the space does not say."""
+    return np.dtype(getattr(space, "dtype", None) or usual)
+
+
 def _unusual(space: Any, usual: Any) -> np.dtype | None:
     """The type of a space's elements, in at most 32 bits; None if it is the `usual` one."""
-    dtype = np.dtype(getattr(space, "dtype", None) or usual)
+    dtype = _dtype_of(space, usual)
     if dtype.kind in "fiu" and dtype.itemsize == 8:
         dtype = np.dtype(f"{dtype.kind}4")
     return None if dtype == usual else dtype
@@ -260,7 +275,7 @@ def _check_choices(space: Any, what: str) -> None:
     highest = int(counts.max(initial=1)) - 1
     if not has_counts and shape:  # MultiBinary, with `n` bits
         highest = 1
-    dtype = np.dtype(getattr(space, "dtype", None) or np.int32)
+    dtype = _dtype_of(space, np.int32)
     is_bit = dtype.kind == "b" and highest <= 1
     if not is_bit and (dtype.kind not in "iu" or highest > np.iinfo(dtype).max):
         raise ValueError(f"{refusal}: its type {dtype} does not hold its choice {highest}")
@@ -269,7 +284,7 @@ def _check_choices(space: Any, what: str) -> None:
 def _check_bounds(space: Any, what: str) -> None:
     """Raise ValueError if a Box is not of real numbers, or its type does not hold its bounds."""
     refusal = f"{what} {space!r} is not supported"
-    dtype = np.dtype(getattr(space, "dtype", None) or np.float32)
+    dtype = _dtype_of(space, np.float32)
     if dtype.itemsize > 8 or dtype.name.startswith(UNCOMMON) or not is_numeric(dtype):
         raise ValueError(
             f"{refusal}: its type is {dtype}, which is none of real numbers in 8 to 64 bits"
@@ -305,14 +320,14 @@ def as_seen(name: str, space: Space, obs: Any) -> tuple[Space, Any]:
         UsageError: the observation does not fit the space at all.
     """
 
-    def fitting(leaf, x):
+    def fitting(leaf: Leaf, x: jax.ShapeDtypeStruct) -> Leaf:
         is_box = isinstance(leaf, Box)
         if not is_box and (x.shape != leaf.shape or jnp.issubdtype(x.dtype, jnp.floating)):
             raise UsageError(
                 f"environment {name}: it gives observations of type {x.dtype} and shape {x.shape} "
                 f"where its space is {leaf} of shape {leaf.shape}"
             )
-        if is_box and x.dtype in (np.int32, np.uint32):
+        if is_box and (x.dtype == np.int32 or x.dtype == np.uint32):
             bounds = np.abs(np.stack([leaf.low, leaf.high]))
             largest = np.max(bounds, where=bounds < UNBOUNDED, initial=0)
             if largest > np.float32(np.iinfo(x.dtype).max):
@@ -422,7 +437,7 @@ def leaves(space: Space, *trees: Any, name: str = "") -> Iterator[tuple[Any, ...
         yield from leaves(part, *subtrees, name=subname)
 
 
-def _items(space: Space) -> Iterable[tuple[Any, Space]]:
+def _items(space: Parts) -> Iterable[tuple[Any, Space]]:
     return space.items() if isinstance(space, Mapping) else enumerate(space)
 
 
@@ -483,8 +498,8 @@ def masks_of_parts(legal: jax.Array | None, space: Space) -> list[jax.Array | No
     start = 0
     for _, leaf in leaves(space):
         end = start + sum(choices_of(leaf))
-        is_masked = legal is not None and end > start
-        masks.append(legal[..., start:end] if is_masked else None)
+        has_choices = end > start
+        masks.append(None if legal is None or not has_choices else legal[..., start:end])
         start = end
     return masks
 
@@ -577,7 +592,7 @@ def keys_of_parts(key: jax.Array, space: Space) -> Any:
     return as_tree(keys, space)
 
 
-def is_image(space: Space) -> bool:
+def is_image(space: Space) -> TypeGuard[Box]:
     return isinstance(space, Box) and len(space.shape) == 3
 
 
@@ -590,6 +605,19 @@ def without_privileged(tree: Any) -> Any:
     if not has_privileged(tree):
         return tree
     return {name: part for name, part in tree.items() if name != PRIVILEGED}
+
+
+class HasSpaces(Protocol):
+    """Part that an `Env` and its `EnvSpec` have in common."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def observation_space(self) -> Space: ...
+
+    @property
+    def action_space(self) -> Space: ...
 
 
 class EnvSpec(NamedTuple):
@@ -638,8 +666,8 @@ class EnvSpec(NamedTuple):
         for name, _, given, like, x in leaves(space, self.given_like, self.obs_like, obs):
             is_given = x.shape[-3:] == given.shape != like.shape
             if name in self.channels_first and is_given:
-                numpy = jnp if isinstance(x, jax.Array) else np
-                x = numpy.moveaxis(x, -3, -1)
+                is_ours = isinstance(x, jax.Array)
+                x = jnp.moveaxis(x, -3, -1) if is_ours else np.moveaxis(x, -3, -1)
             parts.append(x)
         return as_tree(parts, space)
 

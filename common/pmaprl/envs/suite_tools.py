@@ -45,7 +45,7 @@ EXTRAS = {
 """Extras of pyproject.toml, by package, if they have other names than it; "" is no extra."""
 
 
-def changed_params(name: str, known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def changed_params(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a user's parameters to the types of the known ones.
 
     Args:

@@ -6,7 +6,9 @@ rollout draws the noise of all steps in one pass.
 """
 
 import math
+import operator
 from collections.abc import Iterable
+from functools import reduce
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -161,8 +163,8 @@ class Categoricals(struct.PyTreeNode):
     def _sum(self, terms: Iterable[Array]) -> Array:
         """Sum the terms [...] of the components, or of those that are own."""
         if self.own is None:
-            return sum(terms)
-        return sum(jnp.where(self.own[..., index], x, 0.0) for index, x in enumerate(terms))
+            return _added(terms)
+        return _added(jnp.where(self.own[..., index], x, 0.0) for index, x in enumerate(terms))
 
     def _join(self, picks: list[Array]) -> Array:
         action = picks[0] if self.scalar else jnp.stack(picks, axis=-1)
@@ -288,7 +290,12 @@ class Joint(struct.PyTreeNode):
         return jax.tree.map(call, self.parts, *trees, is_leaf=_is_part)
 
     def _sum(self, method: str, *trees: Any) -> Array:
-        return sum(jax.tree.leaves(self._map(method, *trees)))
+        return _added(jax.tree.leaves(self._map(method, *trees)))
+
+
+def _added(terms: Iterable[Array]) -> Array:
+    """Add arrays of the same shape, one at least."""
+    return reduce(operator.add, terms)
 
 
 def _is_part(x: Any) -> bool:

@@ -45,12 +45,18 @@ class ValueDistribution(struct.PyTreeNode):
             high=high,
         )
 
+    @property
+    def probs(self) -> Array:
+        """Probabilities [..., Z] of the returns; 1 for a number."""
+        if self.logits is None:
+            return jnp.ones_like(self.atoms)
+        return jax.nn.softmax(self.logits)
+
     def mean(self) -> Array:
         """Mean return [...]."""
         if self.logits is None:
             return self.atoms[..., 0]
-        probs = jax.nn.softmax(self.logits)
-        return jnp.sum(probs * self.atoms, axis=-1)
+        return jnp.sum(self.probs * self.atoms, axis=-1)
 
     def smallest(self) -> "ValueDistribution":
         """Take from Q distributions, [Q, ...], that with the smallest mean, [...]."""
@@ -82,8 +88,7 @@ class ValueDistribution(struct.PyTreeNode):
     def outside(self) -> Array:
         """Probability [...] of returns below `low` or above `high`, which `project` clips."""
         beyond = (self.atoms < self.low) | (self.atoms > self.high)
-        probs = jax.nn.softmax(self.logits)
-        return jnp.sum(probs, axis=-1, where=beyond)
+        return jnp.sum(self.probs, axis=-1, where=beyond)
 
     def error(self, target: "ValueDistribution") -> Array:
         """Error [...] of the prediction.
@@ -93,8 +98,7 @@ class ValueDistribution(struct.PyTreeNode):
         """
         if self.logits is None:
             return jnp.square(self.mean() - target.mean())
-        target_probs = jax.nn.softmax(target.logits)
-        probs = project(target_probs, target.atoms, self.low, self.high)
+        probs = project(target.probs, target.atoms, self.low, self.high)
         return -jnp.sum(probs * jax.nn.log_softmax(self.logits), axis=-1)
 
 

@@ -4,6 +4,8 @@ All agents act as one, for the sum of their rewards.
 """
 
 import math
+import operator
+from functools import reduce
 from typing import Any
 
 import jax
@@ -12,7 +14,16 @@ import numpy as np
 
 from pmaprl.envs.environment import Env, Step
 from pmaprl.envs.masks import MASK
-from pmaprl.envs.spaces import Box, Discrete, Leaf, MultiDiscrete, Space, box, convert
+from pmaprl.envs.spaces import (
+    Box,
+    Discrete,
+    Leaf,
+    MultiDiscrete,
+    Space,
+    are_all,
+    box,
+    convert,
+)
 from pmaprl.envs.suite_tools import changed_params, import_package, settable
 from pmaprl.suites.tools.plane import Circle, plane_frame
 
@@ -57,19 +68,18 @@ class SuiteEnv(Env):
         self._endless = env_id.startswith(ENDLESS)
         # Their own limit is never reached, except in overcooked, which shows how near it is
         their_limit = limit if self._endless else limit + 1
-        wrapped = getattr(inner, "_env", None)  # in games against a heuristic
+        wrapped = getattr(inner, "_env", inner)  # in games against a heuristic
         for env in (inner, wrapped):
             if hasattr(env, LIMIT):
                 env.max_steps = their_limit
         obs, state = jax.eval_shape(inner.reset, jax.random.key(0))
         seen = {agent: box(obs[agent].shape) for agent in inner.agents}
-        spaces = [
-            convert(inner.action_space(agent), f"action space of {agent}") for agent in inner.agents
-        ]
+        spaces = [_actions_of(inner, agent) for agent in inner.agents]
         actions = _joined(spaces)
         self._sizes = [math.prod(space.shape) for space in spaces]
-        self._masks = isinstance(actions, MultiDiscrete) and _has_masks(inner, state)
-        if self._masks:
+        self._masks = False
+        if isinstance(actions, MultiDiscrete) and _has_masks(inner, state):
+            self._masks = True
             seen[MASK] = box((sum(actions.nvec),), 0.0, 1.0)
         if isinstance(actions, Leaf):
             owners = np.repeat(np.arange(len(spaces)), self._sizes)
@@ -89,9 +99,9 @@ class SuiteEnv(Env):
         return Step(
             obs=self._observed(obs, inner_state),
             state=(inner_state, time),
-            reward=sum(rewards[agent] for agent in self.inner.agents),
-            terminated=not self._endless and dones["__all__"],
-            truncated=0 < self.declared_steps <= time,
+            reward=reduce(operator.add, [rewards[agent] for agent in self.inner.agents]),
+            terminated=jnp.asarray(not self._endless and dones["__all__"]),
+            truncated=jnp.asarray(0 < self.declared_steps <= time),
         )
 
     def frame(self, state: Any) -> np.ndarray | None:
@@ -184,11 +194,25 @@ def _words(inner: Any, state: Any) -> list[str]:
     return notes
 
 
-def _joined(actions: list[Space]) -> Space:
+def _actions_of(inner: Any, agent: str) -> Leaf:
+    """The action space of an agent.
+
+    Raises:
+        ValueError: it is none of Discrete, MultiDiscrete and Box.
+    """
+    what = f"action space of {agent}"
+    space = convert(inner.action_space(agent), what)
+    if not isinstance(space, Leaf):
+        raise ValueError(f"{what} {space} is not supported: it must have one part")
+    return space
+
+
+def _joined(actions: list[Leaf]) -> Space:
     """Join the action spaces of all agents: choices or vectors one after another, or a tuple."""
-    if all(isinstance(space, Discrete) for space in actions):
+    if are_all(actions, Discrete):
         return MultiDiscrete(tuple(space.n for space in actions))
-    if not all(isinstance(space, Box) and len(space.shape) == 1 for space in actions):
+    are_vectors = all(len(space.shape) == 1 for space in actions)
+    if not are_vectors or not are_all(actions, Box):
         return tuple(actions)
     low = np.concatenate([space.low for space in actions])
     high = np.concatenate([space.high for space in actions])

@@ -73,7 +73,7 @@ class SuiteEnv(Env):
             state=(state, time),
             reward=jnp.sum(step.reward),
             terminated=step.last(),
-            truncated=0 < self.declared_steps <= time,
+            truncated=jnp.asarray(0 < self.declared_steps <= time),
         )
 
     def frame(self, state: Any) -> np.ndarray:

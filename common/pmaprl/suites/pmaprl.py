@@ -24,6 +24,7 @@ class SuiteEnv(gymnax.SuiteEnv):
         self._seen = seen
         super().__init__(name, whole, env_params)
         whole_space = convert(self.inner.observation_space(self.params), "observation space")
+        assert isinstance(whole_space, Box)  # of all WITHOUT_VELOCITIES
         low = whole_space.low[seen]
         high = whole_space.high[seen]
         self.observation_space = Box(low, high, seen.shape)

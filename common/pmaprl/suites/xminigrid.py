@@ -38,7 +38,7 @@ class SuiteEnv(Env):
         if needs_rules:
             known["benchmark"] = ""
         changes = changed_params(name, known, env_params)
-        self._rules = None
+        self._rules: Any = None  # of XLand's worlds
         if needs_rules:
             self._rules = _rules(name, changes.pop("benchmark", ""))
         defaults = xminigrid.registration._REGISTRY[env_id].kwargs
@@ -51,7 +51,7 @@ class SuiteEnv(Env):
                 f"{name} needs an odd view_size of at least 3, and a height and width of at least 5"
             )
         observations = space_of_planes(inner.observation_shape(params), COUNTS)
-        if needs_rules:
+        if self._rules is not None:
             observations = {
                 "goal": _space_of_codes(self._rules.goals[0]),
                 "rules": _space_of_codes(self._rules.rules[0]),

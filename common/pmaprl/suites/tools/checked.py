@@ -58,7 +58,7 @@ def outputs_of(env: gymnasium.Env, method: str, outputs: Any) -> tuple[Any, ...]
         FailedEnvError: they are not as many as gymnasium's, or the info is no dictionary.
     """
     expected = RETURNED[method]
-    name = env.spec.id if env.spec else type(env.unwrapped).__name__
+    name = name_of(env)
     count = f"one {type(outputs).__name__}"
     if isinstance(outputs, tuple | list):
         count = f"{len(outputs)}"
@@ -71,6 +71,11 @@ def outputs_of(env: gymnasium.Env, method: str, outputs: Any) -> tuple[Any, ...]
             f"the info that {method} of {name} returned is {_shown(outputs[-1])}, not a dictionary"
         )
     return tuple(outputs)
+
+
+def name_of(env: gymnasium.Env) -> str:
+    """The id of an environment, or the name of its class if it is not registered."""
+    return env.spec.id if env.spec else type(env.unwrapped).__name__
 
 
 def _element(space: Space, obs: Any, what: str) -> Any:
@@ -93,9 +98,10 @@ def _element(space: Space, obs: Any, what: str) -> Any:
     if not isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
         return obs
     array = array_of(obs, what)
-    if array.shape != space.shape and not array.size == 1 == np.prod(space.shape):
-        raise FailedEnvError(f"{what} has shape {array.shape} instead of {space.shape}")
-    typed = _typed(array.reshape(space.shape), space.dtype, what)
+    shape = space.shape or ()
+    if array.shape != shape and not array.size == 1 == np.prod(shape):
+        raise FailedEnvError(f"{what} has shape {array.shape} instead of {shape}")
+    typed = _typed(array.reshape(shape), space.dtype, what)
     if not isinstance(space, Box):
         start, count = _range(space)
         if not np.all((typed >= start) & (typed - start < count)):

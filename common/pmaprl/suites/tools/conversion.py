@@ -1,7 +1,7 @@
 """Conversion between the spaces of environments on the host and those of a policy."""
 
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import numpy as np
@@ -77,7 +77,7 @@ def _narrow(dtype: np.dtype, theirs: Any) -> np.dtype:
     return narrow(dtype)
 
 
-def _stacked(leaf: spaces.Leaf) -> bool:
+def _stacked(leaf: spaces.Leaf) -> TypeGuard[spaces.Box]:
     """True if an observation is frames [C, H, W]."""
     return spaces.is_image(leaf) and leaf.shape[0] < min(leaf.shape[1:])
 

@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -28,7 +28,7 @@ from gymnasium.wrappers import TransformObservation
 
 from pmaprl.cli.errors import FailedEnvError
 from pmaprl.envs.suite_tools import reason
-from pmaprl.suites.tools.checked import CheckedEnv, array_of, mask_of, outputs_of
+from pmaprl.suites.tools.checked import CheckedEnv, array_of, mask_of, name_of, outputs_of
 from pmaprl.suites.tools.shared import PARTIAL, WITHOUT_VELOCITIES
 
 CLOSING = 1.0  # seconds that processes get to end by themselves
@@ -89,7 +89,9 @@ class Processes(AsyncVectorEnv):
             self.call_async("render_mode")
             self.call_wait(timeout=seconds)
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict | None = None
+    ) -> tuple[Any, dict]:
         """Reset all environments, as gymnasium does.
 
         Raises:
@@ -109,11 +111,11 @@ class Processes(AsyncVectorEnv):
             self.step_async(actions)
             return self.step_wait(timeout=seconds)
 
-    def close_extras(self, **_: Any) -> None:
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Ask all processes to end, and kill those that do not, with the processes that they began.
 
         gymnasium's own method waits for one that hangs, and leaves the others behind if one has
-        died.
+        died. Its arguments do nothing here.
         """
         for pipe in filter(None, self.parent_pipes):  # None: the environment has raised an error
             with suppress(OSError):
@@ -143,11 +145,12 @@ class Processes(AsyncVectorEnv):
         """
         if all(successes):
             return
-        for _ in range(len(successes) - sum(successes)):
-            index, kind, error, trace = self.error_queue.get()
+        failures = [self.error_queue.get() for _ in range(len(successes) - sum(successes))]
+        for index, *_ in failures:
             self.parent_pipes[index].close()
             self.parent_pipes[index] = None
         self._state = AsyncState.DEFAULT
+        _, kind, error, trace = failures[-1]
         raise kind(error) from InItsProcess(trace)
 
     @contextmanager
@@ -185,7 +188,9 @@ def _own_folder() -> str:
     """Temporary folder of the socket of multiprocessing's server; "" if another process made it."""
     folder = multiprocessing.util.get_temp_dir()
     with suppress(AttributeError, TypeError):  # nobody promises that these stay
-        for finalizer in multiprocessing.util._finalizer_registry.values():
+        # The stubs of Python leave private names out
+        registry = multiprocessing.util._finalizer_registry  # pyright: ignore[reportAttributeAccessIssue]
+        for finalizer in registry.values():
             if folder in (finalizer._args or ()) and finalizer._pid == os.getpid():
                 return folder
     return ""
@@ -216,11 +221,13 @@ def _make(maker: Callable[[], Any], home: int, folder: str) -> Any:
     return env
 
 
-def _end_with_the_program(folder: str) -> NoReturn:
+def _end_with_the_program(folder: str) -> None:
     """Kill the group of this process, and delete the `folder`, once the program has ended."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        program = multiprocessing.parent_process().sentinel
+        parent = multiprocessing.parent_process()
+        assert parent is not None  # the server of multiprocessing has made this process
+        program = parent.sentinel
         os.closerange(0, program)  # pipes, which tell others when the environment ends
         os.closerange(program + 1, os.sysconf("SC_OPEN_MAX"))
         multiprocessing.connection.wait([program])
@@ -283,8 +290,8 @@ def make(mask: str, env_id: str, **arguments: Any) -> gymnasium.Env:
 
 def _with_mask(mask: str, env: gymnasium.Env) -> gymnasium.Env:
     """Observe the mask that the info of an environment has, if it has one."""
-    has_parts = isinstance(env.observation_space, Dict)
-    is_observed = has_parts and mask in env.observation_space.spaces
+    observations = env.observation_space
+    is_observed = isinstance(observations, Dict) and mask in observations.spaces
     if is_observed or isinstance(env.action_space, Box):
         return env
     _, info = outputs_of(env, "reset", env.reset())  # nothing else tells
@@ -309,8 +316,9 @@ class MaskObserved(gymnasium.Wrapper):
         super().__init__(env)
         self._mask = mask
         self._space = _space_of(legal, mask)
-        self._has_parts = isinstance(env.observation_space, Dict)
-        parts = env.observation_space.spaces if self._has_parts else {"obs": env.observation_space}
+        observations = env.observation_space
+        self._has_parts = isinstance(observations, Dict)
+        parts = observations.spaces if isinstance(observations, Dict) else {"obs": observations}
         self.observation_space = Dict({mask: self._space, **parts})
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
@@ -327,7 +335,7 @@ class MaskObserved(gymnasium.Wrapper):
         legal = info.get(self._mask)
         if legal is None and not over:  # at the end nobody acts
             raise FailedEnvError(
-                f"the info of {self.env.spec.id} has lost its {self._mask} after a step"
+                f"the info of {name_of(self.env)} has lost its {self._mask} after a step"
             )
         if legal is None:
             legal = _everything(self._space)
@@ -349,7 +357,7 @@ def _everything(space: Space) -> Any:
     """A mask with which all actions are legal."""
     if isinstance(space, Tuple):
         return tuple(map(_everything, space.spaces))
-    return space.high
+    return np.ones(space.shape or (), space.dtype)
 
 
 def make_partial(whole: str, **arguments: Any) -> gymnasium.Env:
@@ -361,7 +369,8 @@ def make_partial(whole: str, **arguments: Any) -> gymnasium.Env:
     seen = list(WITHOUT_VELOCITIES[whole])
     env = gymnasium.make(whole, max_episode_steps=-1, **arguments)
     space = env.observation_space
-    partial_space = Box(space.low[seen], space.high[seen], dtype=space.dtype)
+    assert isinstance(space, Box)  # of all WITHOUT_VELOCITIES
+    partial_space = Box(space.low[seen], space.high[seen], dtype=space.low.dtype.type)
     return TransformObservation(env, lambda obs: obs[seen], partial_space)
 
 

@@ -31,8 +31,7 @@ def draw_without_display() -> None:
 
 def mujoco_frame(model: Any, qpos: Any, qvel: Any) -> np.ndarray:
     """Draw MuJoCo's `model` at these positions and speeds, by its first camera."""
-    import mujoco
-
+    mujoco = importlib.import_module("mujoco")
     draw_without_display()
     data = mujoco.MjData(model)
     data.qpos = qpos

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from pmaprl.cli.errors import UsageError, shortened
 from pmaprl.envs import spaces
@@ -227,7 +228,7 @@ class Policy:
         actions, after = self._jitted(self._learner, seen, carried, key)
         actions = jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), actions)
         ours = any(isinstance(x, Array) for x in jax.tree.leaves(obs))
-        if not (ours or isinstance(jax.tree.leaves(actions)[0], jax.core.Tracer)):
+        if not (ours or isinstance(jax.tree.leaves(actions)[0], Tracer)):
             actions = jax.tree.map(lambda x: np.array(x)[()], actions)
         if memory is None:
             return actions
@@ -281,7 +282,7 @@ class Policy:
                 f"all parts of observations must be of one batch, got batches of {sorted(batches)}"
             )
         given = jax.tree.unflatten(jax.tree.structure(env.obs_like), typed)
-        is_known = not any(isinstance(x, jax.core.Tracer) for x in typed)
+        is_known = not any(isinstance(x, Tracer) for x in typed)
         if is_known and (fault := fault_in(given, env)):
             raise UsageError(fault)
         return given, batches.pop()
@@ -403,7 +404,7 @@ def _of_batch(
             f"{name} must be {wanted} for each observation, {batch}; got {array.dtype} "
             f"{array.shape}"
         )
-    if not isinstance(array, jax.core.Tracer):
+    if not isinstance(array, Tracer):
         with np.errstate(over="ignore"):
             values = np.asarray(array, np.float32)
         if kind is bool and not np.all((values == 0) | (values == 1)):
@@ -425,7 +426,7 @@ def _in_type(
     Raises:
         UsageError: the type does not hold one of them, as far as values are known.
     """
-    if isinstance(x, jax.core.Tracer) or np.can_cast(x.dtype, dtype, "safe"):
+    if isinstance(x, Tracer) or np.can_cast(x.dtype, dtype, "safe"):
         return x.astype(dtype)
     try:
         typed = cast(np.asarray(x), dtype)

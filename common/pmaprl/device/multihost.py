@@ -25,6 +25,7 @@ from jax.experimental import multihost_utils
 
 from pmaprl.cli.errors import ProcessEnded, TrainingError, UsageError, fail, printable
 from pmaprl.cli.run_flags import RunArgs
+from pmaprl.device.devices import Device
 from pmaprl.device.meeting import meet
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def own(devices: list[jax.Device]) -> list[jax.Device]:
+def own(devices: list[Device]) -> list[Device]:
     """Select the `devices` of this process."""
     return [device for device in devices if device.process_index == jax.process_index()]
 

@@ -9,6 +9,7 @@ part.
 import math
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -225,12 +226,13 @@ def rate_members(
     run: Any,
     env: Env,
     algorithm: Any,
+    directory: Path,
     learners: Any,
     status: str,
 ) -> str:
     """Rate the members of a finished run with --opponent members, and write elo.json.
 
-    `learners` are [S, ...].
+    `learners` are [S, ...]. The file is written to the run's `directory`.
 
     Returns:
         Lines for `Run.finish`; empty if there is nothing to rate.
@@ -246,7 +248,7 @@ def rate_members(
     record = {"env_steps": run.steps, "games": games}
     for name, x in {"ratings": ratings, "scores": scores}.items():
         record[name] = np.where(np.isnan(x), None, x).tolist()
-    write_json(run.dir / "elo.json", record)
+    write_json(directory / "elo.json", record)
     num_rated = np.sum(~np.isnan(ratings))
     best = np.argsort(-ratings, kind="stable")[:num_rated]  # NaN comes last
     others = f"{games} games of each of {len(best)} members with each other one"

@@ -20,6 +20,7 @@ from pmaprl.cli.run_flags import Members
 from pmaprl.device import multihost
 from pmaprl.device.agents import Player
 from pmaprl.device.collectives import in_one_order
+from pmaprl.device.devices import Device
 from pmaprl.device.drivers import off_policy, on_policy
 from pmaprl.device.evaluation import Episodes, run_episodes
 from pmaprl.device.interface import OffPolicy, OnPolicy
@@ -144,7 +145,7 @@ def repeat_updates(
 
 def over_devices(
     programs: Programs,
-    devices: list[jax.Device],
+    devices: list[Device],
     sharding: str = "pmap",
 ) -> Programs:
     """Run programs on all devices.
@@ -174,7 +175,7 @@ def over_devices(
     )
 
 
-def _over_members(programs: Programs, devices: list[jax.Device]) -> Programs:
+def _over_members(programs: Programs, devices: list[Device]) -> Programs:
     """Run programs for each device's share of the agents: arrays [1, S, ...] are split along S."""
     sharding = sharding_of_members(devices)
     mesh = sharding.mesh

@@ -131,10 +131,10 @@ from flax import struct
 
 from pmaprl.algorithm import (
     EnvSpec,
+    GradientContext,
     HParams,
     OffPolicy,
     Transition,
-    UpdateContext,
     nets,
     optim,
     run_algorithm,
@@ -275,7 +275,7 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
         return policy_of(learner, obs, learner.epsilon).sample(noise)
 
     def update(
-        learner: Learner, batch: Transition, context: UpdateContext
+        learner: Learner, batch: Transition, context: GradientContext
     ) -> tuple[Learner, optim.Metrics]:
         """Take a gradient step of the Q network and, if it is due, a step of the target network."""
         hparams = context.hparams

@@ -135,11 +135,11 @@ from flax import struct
 from pmaprl.algorithm import (
     Discrete,
     EnvSpec,
+    GradientContext,
     HParams,
     OffPolicy,
     Space,
     Transition,
-    UpdateContext,
     nets,
     optim,
     run_algorithm,
@@ -315,7 +315,7 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         return policy_of(learner, obs).sample(noise)
 
     def update(
-        learner: Learner, batch: Transition, context: UpdateContext
+        learner: Learner, batch: Transition, context: GradientContext
     ) -> tuple[Learner, optim.Metrics]:
         """Update the Q functions, their targets, and, if it is due, policy and temperature."""
         hparams = context.hparams

@@ -22,7 +22,7 @@ import numpy as np
 
 from algos import sac_pmap
 from benchmarks.peers.__main__ import TRAINERS, install, packages_for, python_of
-from pmaprl.algorithm import Transition, UpdateContext, optim
+from pmaprl.algorithm import GradientContext, Transition, optim
 from pmaprl.cli.checks import check_flags
 from pmaprl.cli.command import main, parse
 from pmaprl.cli.errors import TrainingError
@@ -83,7 +83,7 @@ def ours(recipe: str) -> tuple[dict, dict, dict]:
     unit = running_stats(()).replace(count=jnp.uint32(1), m2=jnp.asarray(1 - 1e-8))
     learner = learner.replace(return_stats=learner.return_stats and unit)
     update = jax.pmap(
-        lambda x: algorithm.update(x, batch, UpdateContext(hparams, jnp.int32(1), keys=keys))[0],
+        lambda x: algorithm.update(x, batch, GradientContext(hparams, jnp.int32(1), keys=keys))[0],
         axis_name=AXIS,
     )
     learner = jax.tree.map(

@@ -6,7 +6,15 @@
 from pmaprl import nets
 from pmaprl.device import optim
 from pmaprl.device.agents import PolicyInput, at_start
-from pmaprl.device.interface import HParams, OffPolicy, OnPolicy, Rollout, Transition, UpdateContext
+from pmaprl.device.interface import (
+    GradientContext,
+    HParams,
+    OffPolicy,
+    OnPolicy,
+    Rollout,
+    Transition,
+    UpdateContext,
+)
 from pmaprl.device.rollout import in_segments, side_by_side
 from pmaprl.envs.spaces import Discrete, EnvSpec, Space, flat_size
 from pmaprl.training import run_algorithm

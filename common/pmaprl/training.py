@@ -67,9 +67,9 @@ def run_algorithm(
         KeyboardInterrupt: SIGINT has stopped the run.
         SystemExit: another signal has stopped the run.
     """
-    if args.list_envs:
+    if wanted := args.list_envs:
         suites = SUITES if isinstance(args, FlagsByPlace) else HOST_SUITES
-        return list_envs(suites, args.list_envs)
+        return list_envs(suites, wanted)
     if isinstance(args, HostEnvArgs) and env is not None:
         raise UsageError(
             "environments on the host are named by --env: an object cannot be made anew by "

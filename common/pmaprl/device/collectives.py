@@ -133,8 +133,8 @@ def _scan(
     count = len(carry)
 
     def step(carry: tuple, inputs: list) -> tuple:
-        never, *carry = carry
-        results, never = _run(program, [*constants, *carry, *inputs], never)
+        never, *carried = carry
+        results, never = _run(program, [*constants, *carried, *inputs], never)
         return (never, *results[:count]), results[count:]
 
     (never, *carry), outputs = jax.lax.scan(

@@ -172,7 +172,7 @@ def start_jax() -> None:
     try:
         jax.local_devices()
     except (RuntimeError, AssertionError) as error:
-        platforms = jax.config.jax_platforms
+        platforms = jax.config.values["jax_platforms"]
         what = f"JAX cannot use JAX_PLATFORMS={platforms}" if platforms else "JAX cannot start"
         missing = (
             "there is no such device here, or JAX was installed without it; "

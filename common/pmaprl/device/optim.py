@@ -377,7 +377,7 @@ def noise_like(keys: Array, x: Array) -> Array:
     """Draw standard normal noise, which does not depend on the number of devices.
 
     Args:
-        keys: [G] keys, one for each group of samples, such as `UpdateContext.keys[0]`.
+        keys: [G] keys, one for each group of samples, such as `GradientContext.keys[0]`.
         x: [B, ...] array that has the shape of the noise. Each key draws B / G samples of it.
 
     Returns:
@@ -410,7 +410,7 @@ def hparams_of(
 
 def falling(
     args: Any,
-    updates: Array,
+    updates: int | Array,
     fraction: float,
 ) -> Array:
     """Linear decay [] from 1 to 0 over `fraction` of the run, after `updates` [] updates.

@@ -43,7 +43,8 @@ class Programs(NamedTuple):
         update: `update(state, updates)` runs so many updates, and returns the state and a
             `PackedOutcome`.
         evaluate: `evaluate(state, seed)` plays greedy episodes, and returns `Episodes` [S, J] of
-            each device's share.
+            each device's share. Where a `HostEvaluation` plays instead, it is a function that
+            refuses to.
     """
 
     init: Callable
@@ -57,8 +58,10 @@ def for_seeds(
     env: Env,
 ) -> Programs:
     """Programs of several agents on one device of `AXIS`."""
-    make_driver = off_policy if isinstance(algorithm, OffPolicy) else on_policy
-    driver = make_driver(algorithm, args, env)
+    if isinstance(algorithm, OffPolicy):
+        driver = off_policy(algorithm, args, env)
+    else:
+        driver = on_policy(algorithm, args, env)
 
     def update_one(state: TrainState, num_updates: Array):
         state, columns = repeat_updates(driver.update, state, num_updates)
@@ -229,7 +232,7 @@ def set_up_cache() -> None:
 
     A cache that the user has configured stays as it is.
     """
-    if not jax.config.jax_compilation_cache_dir:
+    if not jax.config.values["jax_compilation_cache_dir"]:
         jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 

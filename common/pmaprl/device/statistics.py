@@ -4,7 +4,7 @@ A metric's name says how it is reduced: by the mean, unless it ends in `_sum`, `
 `_last` (see REDUCTIONS).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -126,7 +126,7 @@ class OptionalMetric(NamedTuple):
     """A metric that not every update reports."""
 
     value: Array
-    count: Array  # 1, or 0 where it was not reported
+    reports: Array  # 1, or 0 where it was not reported
 
 
 class MetricSums(struct.PyTreeNode):
@@ -137,14 +137,14 @@ class MetricSums(struct.PyTreeNode):
     count: Metrics  # number of reports
 
     @classmethod
-    def of(cls, metrics: dict[str, Array | OptionalMetric]) -> "MetricSums":
+    def of(cls, metrics: Mapping[str, Array | OptionalMetric]) -> "MetricSums":
         """Take one report of each metric; an `OptionalMetric` says itself if it is one."""
         value = {}
         count = {}
         for name, x in metrics.items():
             report = x if isinstance(x, OptionalMetric) else OptionalMetric(x, jnp.ones_like(x))
             value[name] = report.value
-            count[name] = report.count
+            count[name] = report.reports
         return cls(value=value, count=count)
 
     @classmethod

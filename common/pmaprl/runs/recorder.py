@@ -81,13 +81,16 @@ class Recorder:
         self._elsewhere = 0.0  # seconds of evaluations and saves before the newest row
         self.chunk: Chunk | None = None  # the newest one, until its row is written
 
-    def add(self, first_step: int, last_step: int, read: Callable[[], Outcome]) -> None:
+    def add(self, first_step: int, last_step: int, read: Callable[[], Outcome]) -> Chunk:
         """Add dispatched updates to the row that is held back, or to a new one.
 
         Args:
             first_step: environment steps before the updates.
             last_step: environment steps after them.
             read: waits for the updates and returns their outcome.
+
+        Returns:
+            The chunk of the row.
 
         Raises:
             TrainingError: a metric of earlier updates was not finite.
@@ -97,6 +100,7 @@ class Recorder:
             self.chunk = Chunk(first_step, last_step, read)
         else:
             self.chunk.add(last_step, read)
+        return self.chunk
 
     def wait(self) -> None:
         """Wait until the newest updates are done.

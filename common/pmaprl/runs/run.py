@@ -73,11 +73,8 @@ class Due(NamedTuple):
     """Evaluation and save of a state, which wait until the state is known to be sound."""
 
     step: int
-    evaluate: bool
-    save: bool
-    played: Any  # episodes of an evaluation on the devices, or None
-    fetch: Callable[[], Any] | None  # returns the state to save, on the host
-    fetch_learner: Callable[[], Any] | None  # returns the state without environments, on the host
+    evaluated: Callable[[], Any] | None  # returns what `Evaluations.begin` takes; None: not due
+    fetch: Callable[[], Any] | None  # returns the state to save, on the host; None: not due
 
 
 class Run:
@@ -249,7 +246,7 @@ class Run:
         self.steps = self.steps + int(updates) * self.args.steps_per_update
         self.evaluations.poll()
         self.catch_up()
-        self.recorder.add(before, self.steps, read)
+        chunk = self.recorder.add(before, self.steps, read)
         self._pace.note(int(updates), self.clock.trained)
         self.console.reach(before)
         due = {
@@ -259,7 +256,7 @@ class Run:
         }
         if self.steps >= self._end or (self.args.keep_best and "eval" in due):
             due |= {"eval", "checkpoint"}
-        self.recorder.chunk.is_whole = bool(due)
+        chunk.is_whole = bool(due)
         if due & {"eval", "checkpoint"}:
             self._evaluate_and_save(
                 state, evaluate="eval" in due, save="checkpoint" in due, goes_on=self._goes_on
@@ -295,18 +292,10 @@ class Run:
             self.recorder.wait()  # raises an error: a broken state is not even evaluated
             fetch = self._fetched(self.saver.to_host, state) if save else None
             fetch_learner = partial(to_host, without_envs)
-        played = None
+        evaluated = fetch_learner if evaluate_on_host else None
         if evaluate and not evaluate_on_host:
-            # The next update may take the state as soon as this returns
-            played = self._programs.evaluate(state, np.int32(SEED))
-        self._due = Due(
-            step=self.steps,
-            evaluate=evaluate,
-            save=save,
-            played=played,
-            fetch=fetch,
-            fetch_learner=fetch_learner,
-        )
+            evaluated = self._played(state)
+        self._due = Due(self.steps, evaluated, fetch)
         if not is_ahead:
             self.catch_up()
 
@@ -315,6 +304,14 @@ class Run:
         with self.clock.timed("checkpoint"):
             host = to_host(state)
         return lambda: host
+
+    def _played(self, state: Any) -> Callable[[], Any]:
+        """Begin to play on the devices, for a function that returns the episodes.
+
+        The next update may take the state as soon as this returns.
+        """
+        episodes = self._programs.evaluate(state, np.int32(SEED))
+        return lambda: episodes
 
     @property
     def _goes_on(self) -> bool:
@@ -331,13 +328,12 @@ class Run:
         self._due = None
         if due:
             self.recorder.wait()  # raises an error: a broken state is neither evaluated nor saved
-        if due and due.evaluate:
+        if due and due.evaluated:
             self.console.doing("evaluating")
-            played = due.fetch_learner() if self.evaluations.beside else due.played
-            self.evaluations.begin(due.step, played)
+            self.evaluations.begin(due.step, due.evaluated())
         if self.recorder.chunk and self.recorder.chunk.is_whole:
             self.recorder.write()
-        if due and due.save:
+        if due and due.fetch:
             self.console.doing("saving")
             with self.clock.timed("checkpoint"):
                 self.saver.save(due.step, due.fetch)

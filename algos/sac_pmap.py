@@ -123,8 +123,8 @@ class Args(OffPolicyArgs):
             self.check_atoms(-limit, limit, self.critic_bins, "--critic-limit and --critic-bins")
 
 
-if __name__ == "__main__":
-    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+# Before the slow imports: --help and usage errors answer at once
+ARGS = parse(Args) if __name__ == "__main__" else None
 
 import flax.linen as nn
 import jax
@@ -154,7 +154,7 @@ class Actor(nn.Module):
 
     args: Args
     obs_space: Space
-    action_space: Space
+    action_space: nets.SquashableSpace
 
     @nn.compact
     def __call__(
@@ -178,7 +178,7 @@ class QFunction(nn.Module):
 
     args: Args
     obs_space: Space
-    action_space: Space
+    action_space: nets.SquashableSpace
 
     @nn.compact
     def __call__(
@@ -195,6 +195,7 @@ class QFunction(nn.Module):
             outputs = head(mlp(x, train)).reshape(-1, n, args.critic_bins)
         else:
             head = nn.Dense(args.critic_bins)
+            assert action is not None, "actions of a Box are an input"
             outputs = head(mlp(jnp.concatenate([x, action], axis=-1), train))
         return nets.ValueDistribution.of(outputs, -args.critic_limit, args.critic_limit)
 
@@ -267,7 +268,7 @@ def adam(
     return optax.adam(learning_rate, hparams.adam_b1, hparams.adam_b2)
 
 
-def target_entropy(space: Space, scale: float | None) -> float:
+def target_entropy(space: nets.SquashableSpace, scale: float | None) -> float:
     """Entropy in nats that --autotune steers to.
 
     Its default is -|A| for a Box scaled to -1 .. 1, and half of log n for n actions.
@@ -277,7 +278,7 @@ def target_entropy(space: Space, scale: float | None) -> float:
     return -(1.0 if scale is None else scale) * math.prod(space.shape)
 
 
-def entropy_scales(space: Space) -> tuple[float, float]:
+def entropy_scales(space: nets.SquashableSpace) -> tuple[float, float]:
     """Lowest and highest --target-entropy-scale that a policy can reach.
 
     No policy has more entropy than the uniform one.
@@ -297,12 +298,13 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
     Raises:
         UsageError: actions are neither a Box nor Discrete, or no policy has the target entropy.
     """
-    nets.check_squashable(env, "algos/ppo_pmap.py")
-    discrete = isinstance(env.action_space, Discrete)
-    actor = Actor(args, nets.without_privileged(env.observation_space), env.action_space)
-    q_function = QFunction(args, env.observation_space, env.action_space)
+    space = nets.check_squashable(env, "algos/ppo_pmap.py")
+    discrete = isinstance(space, Discrete)
+    most_entropy = math.log(space.n) if discrete else 1.0  # of Discrete actions
+    actor = Actor(args, nets.without_privileged(env.observation_space), space)
+    q_function = QFunction(args, env.observation_space, space)
     critics = nets.Ensemble(q_function, 2)  # returns [2, B] or [2, B, n]
-    low, high = entropy_scales(env.action_space)
+    low, high = entropy_scales(space)
     for scale in args.values_of("target_entropy_scale"):
         if scale is not None and not low <= scale <= high:
             most = "log n, scale 1" if discrete else "|A| log 2, scale -0.693"
@@ -316,7 +318,7 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
 
     def update(
         learner: Learner, batch: Transition, context: GradientContext
-    ) -> tuple[Learner, optim.Metrics]:
+    ) -> tuple[Learner, optim.Reports]:
         """Update the Q functions, their targets, and, if it is due, policy and temperature."""
         hparams = context.hparams
         obs, next_obs = (nets.normalize(learner.obs_stats, x) for x in (batch.obs, batch.next_obs))
@@ -403,10 +405,10 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         params = learner.params
         opt_states = learner.opt_states
         alpha = temperature(learner, hparams)
-        target = target_entropy(env.action_space, hparams.target_entropy_scale)
+        target = target_entropy(space, hparams.target_entropy_scale)
         # With a mask the target is the same share of the largest possible entropy
         legal = nets.legal_actions(batch.obs)
-        scale = target / math.log(env.action_space.n) if discrete else 1.0
+        scale = target / most_entropy if discrete else 1.0
         masked = {}
         if legal is not None:
             masked["policy/target_entropy"] = scale * jnp.mean(nets.largest_entropy(legal))
@@ -431,6 +433,7 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         # The gradient of log_alpha * (entropy - target), with the entropy over all devices
         if args.autotune:
             gradient = metrics["policy/entropy"] - metrics.get("policy/target_entropy", target)
+            change: Any
             change, alpha_state = adam(hparams.q_lr, hparams).update(
                 gradient, opt_states.log_alpha, params.log_alpha
             )
@@ -443,7 +446,7 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         """Weight [] of the entropy."""
         return jnp.exp(learner.params.log_alpha) if args.autotune else jnp.float32(hparams.alpha)
 
-    def sample_action(policy: Any, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def sample_action(policy: Any, noise: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         """Sample actions [B, ...], and estimate the policy's entropy [B].
 
         Discrete policies need no sample: their Q functions have a value for every action.
@@ -460,7 +463,8 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
 
     def policy_of(learner: Learner, obs: jax.Array) -> nets.Categoricals | nets.SquashedNormal:
         """Distributions over actions for raw observations."""
-        return actor.apply(learner.params.actor, nets.normalize(learner.obs_stats, obs))
+        policy: Any = actor.apply(learner.params.actor, nets.normalize(learner.obs_stats, obs))
+        return policy
 
     def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
         """Update the normalisers by transitions [T, N, ...] that were stored.

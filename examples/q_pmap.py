@@ -23,8 +23,7 @@ class Args(OffPolicyArgs):
     """Probability of a random action."""
 
 
-if __name__ == "__main__":
-    ARGS = parse(Args)
+ARGS = parse(Args) if __name__ == "__main__" else None
 
 import flax.linen as nn
 import jax

@@ -4,7 +4,6 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -143,23 +142,11 @@ class Policy:
 
     Attributes:
         env: the training environment, without `privileged_state`, which only critics see.
-        run_dir: directory of the run.
-        step: environment steps trained for.
-        seed: seed of the agent.
-        evaluation: mean greedy return at this step; None if it was not evaluated.
-        config: contents of the run's config.json.
-        member: index of the agent in its population.
     """
 
     algorithm: InitVar[Any]
     learner: InitVar[Any]  # the state of one agent of the `algorithm`
     env: EnvSpec
-    run_dir: Path | None = None
-    step: int | None = None
-    seed: int | None = None
-    evaluation: float | None = None
-    config: dict[str, Any] | None = None
-    member: int = 0
 
     def __post_init__(self, algorithm: Any, learner: Any):
         algorithm = with_memory(algorithm)
@@ -178,16 +165,6 @@ class Policy:
 
         self._apply = apply
         self._jitted = jax.jit(apply)
-
-    @property
-    def who(self) -> str:
-        """Name of this agent within its run, in words."""
-        args = self.config["args"] if self.config else {}
-        is_member = args.get("population") or args.get("sweep")
-        if is_member:
-            return f"member {self.member}, with seed {self.seed}"
-        count = args.get("num_seeds", 1)
-        return f"seed {self.seed}, one of {count}" if count > 1 else f"seed {self.seed}"
 
     def __call__(
         self,
@@ -373,10 +350,7 @@ class Policy:
         return Player(self.initial_memory, jax.vmap(sampled_one) if stochastic else greedy)
 
     def __repr__(self) -> str:
-        return (
-            f"Policy(env={self.env.name!r}, run_dir={str(self.run_dir)!r}, "
-            f"step={self.step}, seed={self.seed})"
-        )
+        return f"Policy(env={self.env.name!r})"
 
 
 def _is_key(key: Array) -> bool:

@@ -1,6 +1,6 @@
 """Parts that algorithms build their updates from: gradients, optimizer steps, scheduled flags."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,12 +10,14 @@ import optax
 from flax import struct
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
 
 from pmaprl.device.interface import HParams
 from pmaprl.device.loops import Packed, zeros_of
 from pmaprl.device.loops import unrolled_scan as unrolled_scan  # for algorithms
 from pmaprl.device.sharding import AXIS
 from pmaprl.device.statistics import Metrics, OptionalMetric, across_devices, over_steps
+from pmaprl.device.statistics import Reports as Reports  # for algorithms
 
 
 class AdamState(struct.PyTreeNode):
@@ -390,7 +392,7 @@ def noise_like(keys: Array, x: Array) -> Array:
 
 def hparams_of(
     args: Any,
-    member_values: dict[str, Array] | None = None,
+    member_values: Mapping[str, ArrayLike] | None = None,
     **scheduled: Array,
 ) -> HParams:
     """Hyperparameters of one agent.
@@ -405,7 +407,7 @@ def hparams_of(
     Returns:
         All flags, by name.
     """
-    return HParams(**vars(args) | (member_values or {}) | scheduled)
+    return HParams(**{**vars(args), **(member_values or {}), **scheduled})
 
 
 def falling(

@@ -300,7 +300,7 @@ class Checkpoints:
         _hide_noise()
         # If a folder could not be made in the background, threads would wait for it for minutes
         at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
-        evaluation = {"returns": [*returns]} if returns else None
+        evaluation: Any = {"returns": returns} if returns else None  # JSON
         path = self.path(step)
         refuse_link(path.parent)  # it may have become one since the save began
         with ocp.Context(async_options=at_once):

@@ -9,7 +9,7 @@ from pmaprl.cli.errors import TrainingError
 from pmaprl.device.outcome import Outcome
 from pmaprl.envs.bytes import IN_BOUNDS
 from pmaprl.envs.ranges import IN_SPACE, OUTSIDE
-from pmaprl.runs.metrics import Log, LogWriter, Row, is_number, jsonable, read_log
+from pmaprl.runs.metrics import LogWriter, Row, jsonable, read_log
 from pmaprl.runs.setup import Setup
 
 

@@ -134,8 +134,8 @@ class Args(ActorArgs):
         self.check_needed("rnn_size rnn_layers rnn_span", "rnn", "gru", "lstm")
 
 
-if __name__ == "__main__":
-    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+# Before the slow imports: --help and usage errors answer at once
+ARGS = parse(Args) if __name__ == "__main__" else None
 
 import flax.linen as nn
 import jax
@@ -467,6 +467,9 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
                 rho_clip=args.rho_clip,
                 c_clip=args.c_clip,
             )
+        # Rollouts of actors say which steps count, and how old their policies are
+        assert rollout.valid is not None
+        assert rollout.version is not None
         weight = rollout.valid
         if args.max_policy_lag:
             weight = weight & (context.updates - rollout.version <= args.max_policy_lag)
@@ -528,7 +531,8 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
     def loss_of(params: Any, batch: Batch, hparams: HParams) -> tuple[jax.Array, Metrics]:
         """Loss of a minibatch [1, B, ...] or [T, B, ...], and metrics."""
         memory = jax.tree.map(lambda x: x[0], batch.memory)
-        policy, value, _ = network.apply(params, batch.obs, batch.first, memory)
+        outcome: Any = network.apply(params, batch.obs, batch.first, memory)
+        policy, value, _ = outcome
         return loss(policy, value, batch, hparams)
 
     def step_network(learner: Learner, obs: jax.Array, first: jax.Array, memory: Memory):

@@ -120,8 +120,8 @@ class Args(OffPolicyArgs):
             )
 
 
-if __name__ == "__main__":
-    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+# Before the slow imports: --help and usage errors answer at once
+ARGS = parse(Args) if __name__ == "__main__" else None
 
 import flax.linen as nn
 import jax
@@ -130,11 +130,13 @@ import optax
 from flax import struct
 
 from pmaprl.algorithm import (
+    Discrete,
     EnvSpec,
+    GradientContext,
     HParams,
     OffPolicy,
+    Space,
     Transition,
-    UpdateContext,
     nets,
     optim,
     run_algorithm,
@@ -151,13 +153,13 @@ class QNetwork(nn.Module):
     """
 
     args: Args
-    env: EnvSpec
+    obs_space: Space
+    action_space: Discrete
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        space = self.env.policy_obs_space
-        x = nets.Torso.of(self.args, space)(obs)
-        advantage = self.head(self.env.action_space.n, "advantage")(x)
+        x = nets.Torso.of(self.args, self.obs_space)(obs)
+        advantage = self.head(self.action_space.n, "advantage")(x)
         if not self.args.dueling:
             return advantage
         value = self.head(1, "value")(x)
@@ -269,8 +271,9 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
     Raises:
         UsageError: actions are not Discrete.
     """
-    nets.check_discrete(env, "algos/sac_pmap.py for a Box, algos/ppo_pmap.py for others")
-    network = QNetwork(args, env)
+    instead = "algos/sac_pmap.py for a Box, algos/ppo_pmap.py for others"
+    action_space = nets.check_discrete(env, instead)
+    network = QNetwork(args, env.policy_obs_space, action_space)
     is_c51 = args.distribution == "c51"
 
     def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> jax.Array:
@@ -278,7 +281,7 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
         return policy_of(learner, obs, learner.epsilon).sample(noise)
 
     def update(
-        learner: Learner, batch: Transition, context: UpdateContext
+        learner: Learner, batch: Transition, context: GradientContext
     ) -> tuple[Learner, Metrics]:
         """Take a gradient step of the Q network and, if it is due, a step of the target network."""
         hparams = context.hparams
@@ -307,9 +310,10 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
         params: Any, target_params: Any, batch: Transition, hparams: HParams
     ) -> tuple[jax.Array, Metrics]:
         """Loss of a batch, and metrics; no gradient goes through the targets."""
-        output = of_action(network.apply(params, batch.obs), batch.action)  # [B, Z]
-        next_output = network.apply(target_params, batch.next_obs)  # [B, n, Z]
-        selector = network.apply(params, batch.next_obs) if args.double else next_output
+        outputs: Any = network.apply(params, batch.obs)  # [B, n, Z]
+        output = of_action(outputs, batch.action)  # [B, Z]
+        next_output: Any = network.apply(target_params, batch.next_obs)  # [B, n, Z]
+        selector: Any = network.apply(params, batch.next_obs) if args.double else next_output
         next_action = nets.epsilon_greedy(q_values(selector, args), 0.0, batch.next_obs).mode()
         discount = hparams.gamma if batch.discount is None else batch.discount
         discount = jnp.where(batch.terminated, 0.0, discount)
@@ -330,8 +334,8 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
         learner: Learner, obs: jax.Array, epsilon: float | jax.Array
     ) -> nets.Categoricals:
         """Epsilon-greedy policy for raw observations."""
-        obs = learner.obs_stats.normalize(obs)
-        q = q_values(network.apply(learner.params, obs), args)
+        outputs: Any = network.apply(learner.params, learner.obs_stats.normalize(obs))
+        q = q_values(outputs, args)
         return nets.epsilon_greedy(q, epsilon, obs)
 
     def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:

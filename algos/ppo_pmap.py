@@ -100,8 +100,8 @@ class Args(OnPolicyArgs):
     impala (IMPALA's ResNet) or flat (none)."""
 
 
-if __name__ == "__main__":
-    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+# Before the slow imports: --help and usage errors answer at once
+ARGS = parse(Args) if __name__ == "__main__" else None
 
 import flax.linen as nn
 import jax
@@ -408,7 +408,8 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
     def outputs(params: Params, obs: jax.Array) -> tuple[nets.Distribution, jax.Array]:
         """Policy and value for normalised observations; unused outputs cost nothing."""
         policy, features = actor.apply(params.actor, obs)
-        return policy, critic.apply(params.critic, features if args.share_torso else obs)
+        value: Any = critic.apply(params.critic, features if args.share_torso else obs)
+        return policy, value
 
     def init(key: jax.Array, hparams: HParams) -> Learner:
         """Make the learner before the first update."""

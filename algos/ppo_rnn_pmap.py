@@ -130,8 +130,8 @@ class Args(RecurrentArgs):
         self.check_divides("bptt_length", "num_steps")
 
 
-if __name__ == "__main__":
-    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+# Before the slow imports: --help and usage errors answer at once
+ARGS = parse(Args) if __name__ == "__main__" else None
 
 import flax.linen as nn
 import jax
@@ -182,7 +182,7 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, x: nets.Inputs | jax.Array, memory: Any) -> tuple[jax.Array, Any]:
-        if not self.args.share_torso:
+        if isinstance(x, nets.Inputs):
             torso = nets.RecurrentTorso.of(self.args, self.env.observation_space)
             x, memory = torso(x, memory)
         value = nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0]
@@ -500,7 +500,8 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         Returns:
             Policies, values, and the memories of actor and critic after each step.
         """
-        policy, features, actor_memory = actor.apply(params.actor, inputs, memory.actor)
+        outcome: Any = actor.apply(params.actor, inputs, memory.actor)
+        policy, features, actor_memory = outcome
         value, critic_memory = critic.apply(
             params.critic, features if args.share_torso else inputs, memory.critic
         )

@@ -112,8 +112,8 @@ class Args(RecurrentArgs):
         self.check_needed("rnn_size rnn_layers rnn_span", "rnn", "gru", "lstm")
 
 
-if __name__ == "__main__":
-    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+# Before the slow imports: --help and usage errors answer at once
+ARGS = parse(Args) if __name__ == "__main__" else None
 
 import flax.linen as nn
 import jax
@@ -121,11 +121,13 @@ import jax.numpy as jnp
 from flax import struct
 
 from pmaprl.algorithm import (
+    Discrete,
     EnvSpec,
     HParams,
     OnPolicy,
     PolicyInput,
     Rollout,
+    Space,
     UpdateContext,
     nets,
     optim,
@@ -140,17 +142,17 @@ class QNetwork(nn.Module):
     """Network of the Q values [T, N, n] of all actions, and the memories after each step."""
 
     args: Args
-    env: EnvSpec
+    obs_space: Space
+    action_space: Discrete
 
     @nn.compact
     def __call__(self, obs: jax.Array, first: jax.Array, memory: Any) -> tuple[jax.Array, Any]:
         args = self.args
-        space = self.env.policy_obs_space
-        x = nets.Torso.of(args, space)(obs)
+        x = nets.Torso.of(args, self.obs_space)(obs)
         layers = nets.Recurrent(args.rnn, args.rnn_size, args.rnn_span, args.dtype)
         x, memory = layers(x, first, memory)
         # Observations hold the action mask, if there is one
-        return nets.QHead(self.env.action_space)(x, obs), memory
+        return nets.QHead(self.action_space)(x, obs), memory
 
 
 # --------------------------------------------------------------------------------------------------
@@ -259,8 +261,8 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
     Raises:
         UsageError: actions are not Discrete.
     """
-    nets.check_discrete(env, "algos/ppo_pmap.py")
-    network = QNetwork(args, env)
+    action_space = nets.check_discrete(env, "algos/ppo_pmap.py")
+    network = QNetwork(args, env.policy_obs_space, action_space)
 
     def explore(
         learner: Learner, seen: PolicyInput, memory: Any, noise: jax.Array

@@ -122,8 +122,8 @@ class Args(OffPolicyArgs):
             self.check_atoms(-limit, limit, self.critic_bins, "--critic-limit and --critic-bins")
 
 
-if __name__ == "__main__":
-    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+# Before the slow imports: --help and usage errors answer at once
+ARGS = parse(Args) if __name__ == "__main__" else None
 
 import flax.linen as nn
 import jax
@@ -134,11 +134,11 @@ from flax import struct
 from pmaprl.algorithm import (
     Discrete,
     EnvSpec,
+    GradientContext,
     HParams,
     OffPolicy,
     Space,
     Transition,
-    UpdateContext,
     nets,
     optim,
     run_algorithm,
@@ -153,7 +153,7 @@ class Actor(nn.Module):
 
     args: Args
     obs_space: Space
-    action_space: Space
+    action_space: nets.SquashableSpace
 
     @nn.compact
     def __call__(
@@ -177,7 +177,7 @@ class QFunction(nn.Module):
 
     args: Args
     obs_space: Space
-    action_space: Space
+    action_space: nets.SquashableSpace
 
     @nn.compact
     def __call__(
@@ -194,6 +194,7 @@ class QFunction(nn.Module):
             outputs = head(mlp(x, train)).reshape(-1, n, args.critic_bins)
         else:
             head = nn.Dense(args.critic_bins)
+            assert action is not None, "actions of a Box are an input"
             outputs = head(mlp(jnp.concatenate([x, action], axis=-1), train))
         return nets.ValueDistribution.of(outputs, -args.critic_limit, args.critic_limit)
 
@@ -269,7 +270,7 @@ def adam(
     return optax.adam(learning_rate, hparams.adam_b1, hparams.adam_b2)
 
 
-def target_entropy(space: Space, scale: float | None) -> float:
+def target_entropy(space: nets.SquashableSpace, scale: float | None) -> float:
     """Entropy in nats that --autotune steers to.
 
     Its default is -|A| for a Box scaled to -1 .. 1, and half of log n for n actions.
@@ -279,7 +280,7 @@ def target_entropy(space: Space, scale: float | None) -> float:
     return -(1.0 if scale is None else scale) * math.prod(space.shape)
 
 
-def entropy_scales(space: Space) -> tuple[float, float]:
+def entropy_scales(space: nets.SquashableSpace) -> tuple[float, float]:
     """Lowest and highest --target-entropy-scale that a policy can reach.
 
     No policy has more entropy than the uniform one.
@@ -299,12 +300,13 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
     Raises:
         UsageError: actions are neither a Box nor Discrete, or no policy has the target entropy.
     """
-    nets.check_squashable(env, "algos/ppo_pmap.py")
-    discrete = isinstance(env.action_space, Discrete)
-    actor = Actor(args, env.policy_obs_space, env.action_space)
-    q_function = QFunction(args, env.observation_space, env.action_space)
+    space = nets.check_squashable(env, "algos/ppo_pmap.py")
+    discrete = isinstance(space, Discrete)
+    most_entropy = math.log(space.n) if discrete else 1.0  # of Discrete actions
+    actor = Actor(args, env.policy_obs_space, space)
+    q_function = QFunction(args, env.observation_space, space)
     critics = nets.Ensemble(q_function, 2)  # returns [2, B] or [2, B, n]
-    low, high = entropy_scales(env.action_space)
+    low, high = entropy_scales(space)
     for scale in args.values_of("target_entropy_scale"):
         if scale is not None and not low <= scale <= high:
             most = "log n, scale 1" if discrete else "|A| log 2, scale -0.693"
@@ -317,8 +319,8 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         return policy_of(learner, obs).sample(noise)
 
     def update(
-        learner: Learner, batch: Transition, context: UpdateContext
-    ) -> tuple[Learner, Metrics]:
+        learner: Learner, batch: Transition, context: GradientContext
+    ) -> tuple[Learner, optim.Reports]:
         """Update the Q functions, their targets, and, if it is due, policy and temperature."""
         hparams = context.hparams
         obs, next_obs = (learner.obs_stats.normalize(x) for x in (batch.obs, batch.next_obs))
@@ -405,10 +407,10 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         params = learner.params
         opt_states = learner.opt_states
         alpha = temperature(learner, hparams)
-        target = target_entropy(env.action_space, hparams.target_entropy_scale)
+        target = target_entropy(space, hparams.target_entropy_scale)
         # With a mask the target is the same share of the largest possible entropy
         legal = nets.legal_actions(batch.obs)
-        scale = target / math.log(env.action_space.n) if discrete else 1.0
+        scale = target / most_entropy if discrete else 1.0
         masked = {}
         if legal is not None:
             masked["policy/target_entropy"] = scale * jnp.mean(nets.largest_entropy(legal))
@@ -433,6 +435,7 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         # The gradient of log_alpha * (entropy - target), with the entropy over all devices
         if args.autotune:
             gradient = metrics["policy/entropy"] - metrics.get("policy/target_entropy", target)
+            change: Any
             change, alpha_state = adam(hparams.q_lr, hparams).update(
                 gradient, opt_states.log_alpha, params.log_alpha
             )
@@ -445,7 +448,7 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         """Weight [] of the entropy."""
         return jnp.exp(learner.params.log_alpha) if args.autotune else jnp.float32(hparams.alpha)
 
-    def sample_action(policy: Any, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def sample_action(policy: Any, noise: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         """Sample actions [B, ...], and estimate the policy's entropy [B].
 
         Discrete policies need no sample: their Q functions have a value for every action.
@@ -462,7 +465,8 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
 
     def policy_of(learner: Learner, obs: jax.Array) -> nets.Categoricals | nets.SquashedNormal:
         """Distributions over actions for raw observations."""
-        return actor.apply(learner.params.actor, learner.obs_stats.normalize(obs))
+        policy: Any = actor.apply(learner.params.actor, learner.obs_stats.normalize(obs))
+        return policy
 
     def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
         """Update the normalisers by transitions [T, N, ...] that were stored.

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,14 +26,28 @@ from pmaprl.cli.run_flags import flag_words
 from pmaprl.drawing.figures import Line, Panel, draw
 from pmaprl.runs.directory import write_json
 
+Algorithm = Literal["ppo_pmap", "ppo_rnn_pmap", "pqn_pmap", "sac_pmap", "dqn_pmap"]
 # Environments to begin with; 4 times as many come next
-FIRST = {"ppo_pmap": 64, "ppo_rnn_pmap": 64, "pqn_pmap": 64, "sac_pmap": 16, "dqn_pmap": 16}
+FIRST: dict[Algorithm, int] = {
+    "ppo_pmap": 64,
+    "ppo_rnn_pmap": 64,
+    "pqn_pmap": 64,
+    "sac_pmap": 16,
+    "dqn_pmap": 16,
+}
 FILE = "accelerator.json"
 # More environments are tried as long as the last ones were so many times as fast as those before
 WORTH = 1.05
 COLUMNS = "algorithm", "environment", "environments", "steps/s", "memory", "kernels", "compiled"
-KEY = "algorithm", "env", "num_envs"
 Row = dict[str, Any]
+
+
+class Size(NamedTuple):
+    """Training whose speed is measured."""
+
+    algorithm: Algorithm
+    env: str
+    num_envs: int
 
 
 @dataclass(kw_only=True)
@@ -42,7 +56,7 @@ class Args:
 
     minutes: Timeout = 8.0
     """Minutes after which no measurement begins."""
-    algos: tuple[Literal[tuple(FIRST)], ...] = tuple(FIRST)
+    algos: tuple[Algorithm, ...] = tuple(FIRST)
     """Algorithms that step their environments on the device."""
     envs: tuple[str, ...] = ("CartPole-v1", "Breakout-MinAtar")
     """Environments; each is trained with each algorithm."""
@@ -63,19 +77,22 @@ def measure_all(args: Args) -> None:
     make_folder(folder)
     rows = load_rows(folder) if (folder / FILE).exists() else []
     series = [
-        (algorithm, env, FIRST[algorithm], 0.0) for algorithm in args.algos for env in args.envs
+        (Size(algorithm, env, FIRST[algorithm]), 0.0)
+        for algorithm in args.algos
+        for env in args.envs
     ]
     print(table([]))
     while series and time.monotonic() < deadline:
-        *sizes, before = series.pop(0)
-        row = dict(zip(KEY, sizes, strict=True)) | measurement(*sizes)
+        size, before = series.pop(0)
+        row = size._asdict() | measurement(*size)
         print(table([row]).splitlines()[-1], flush=True)
-        known = {itemgetter(*KEY)(one): one for one in (*rows, row)}
+        known = {itemgetter(*Size._fields)(one): one for one in (*rows, row)}
         rows = [known[key] for key in sorted(known)]
         write_json(folder / FILE, {"rows": rows})
         if row.get("steps_per_second", -1.0) >= WORTH * before:
-            series.append((*sizes[:2], 4 * sizes[2], row["steps_per_second"]))
-    for algorithm, env, num_envs, _ in series:
+            larger = size._replace(num_envs=4 * size.num_envs)
+            series.append((larger, row["steps_per_second"]))
+    for (algorithm, env, num_envs), _ in series:
         print(f"no time left for {algorithm} {env} with {num_envs:,} environments", flush=True)
     if all("failed" in row for row in rows):
         raise TrainingError("nothing was measured, see above")
@@ -83,7 +100,7 @@ def measure_all(args: Args) -> None:
     print(f"wrote {folder / FILE} and {folder / 'accelerator.png'}")
 
 
-def measurement(algorithm: str, env: str, num_envs: int) -> Row:
+def measurement(algorithm: Algorithm, env: str, num_envs: int) -> Row:
     """Run benchmarks.speed in a process that may run out of memory; `failed` says why not.
 
     Raises UsageError where the algorithm does not take its first size, or this environment.

@@ -35,7 +35,8 @@ from pmaprl.cli.errors import TrainingError
 from pmaprl.runs.directory import git_hash
 
 Row = dict[str, Any]
-SHARES = {
+Part = Literal["beside", "calls", "options", "profile", "others", "resume", "compiling"]
+SHARES: dict[Part, float] = {
     "beside": 0.25,
     "calls": 0.05,
     "options": 0.35,
@@ -69,7 +70,7 @@ class Args:
 
     minutes: Timeout = 9.0
     """When to end; what no time is left for is named."""
-    parts: tuple[Literal[tuple(SHARES)], ...] = tuple(SHARES)
+    parts: tuple[Part, ...] = tuple(SHARES)
     """Parts to measure: speeds beside peers, updates per call, XLA's options, a profile, other
     algorithms, exact resume, and compiling.
     """
@@ -131,6 +132,9 @@ class Worker:
             cwd=ROOT,
             text=True,
         )
+        assert self._process.stdin and self._process.stdout, "both are pipes"
+        self._requests = self._process.stdin
+        self._answers = self._process.stdout
 
     def built(self, timeout: float = BUILDING) -> "Worker":
         """Wait until it is compiled; `about` then has the seconds which that took."""
@@ -141,15 +145,15 @@ class Worker:
         """Ask for a measurement."""
         self.built()
         with contextlib.suppress(OSError):  # it has ended: why is in what it said
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
+            self._requests.write(json.dumps(request) + "\n")
+            self._requests.flush()
         return self._answer(MEASURING)
 
     def _answer(self, timeout: float) -> Row:
         import select
 
-        ready, _, _ = select.select([self._process.stdout], [], [], timeout)
-        line = self._process.stdout.readline() if ready else ""
+        ready, _, _ = select.select([self._answers], [], [], timeout)
+        line = self._answers.readline() if ready else ""
         if line:
             return json.loads(line)
         if not ready:
@@ -161,7 +165,7 @@ class Worker:
 
     def close(self) -> None:
         """End it."""
-        self._process.stdin.close()
+        self._requests.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         self._process.kill()
@@ -240,7 +244,9 @@ class Card:
             ) as workers:
                 found = self.compare("options", workers, {"program": name})
             faster = [option for option, ratio in found.items() if ratio >= WORTH]
-            flags = merged(OPTIONS[option] for option in sorted(faster, key=found.get))
+            flags = merged(
+                OPTIONS[option] for option in sorted(faster, key=lambda option: found[option])
+            )
             if not flags or self.left < 0:
                 continue
             with self.workers({"": (job, ""), "best": (job, flags)}) as workers:

@@ -64,7 +64,19 @@ WIDTH = {
 
 PPO = {"env": "CartPole-v1", "num_steps": 128, "update_epochs": 4, "num_minibatches": 4}
 POPULATION = PPO | {"population": 8, "sweep": ("learning_rate=log:1e-4:1e-2",), "pbt": True}
-PROGRAMS: dict[str, tuple[str, Row]] = {  # the algorithm, and flags
+Program = Literal[
+    "ppo",
+    "ppo-gru",
+    "pqn",
+    "sac",
+    "dqn",
+    "appo",
+    "ppo-pixels",
+    "ppo-masks",
+    "ppo-population",
+    "ppo-members",
+]
+PROGRAMS: dict[Program, tuple[str, Row]] = {  # the algorithm, and flags
     "ppo": ("ppo_pmap", PPO),
     "ppo-gru": ("ppo_rnn_pmap", PPO | {"num_minibatches": 8}),
     "pqn": ("pqn_pmap", PPO),
@@ -78,12 +90,13 @@ PROGRAMS: dict[str, tuple[str, Row]] = {  # the algorithm, and flags
     "ppo-members": ("ppo_pmap", POPULATION | {"sharding": "members"}),
 }
 SHOWN = "ppo", "ppo-gru", "pqn", "sac", "dqn"  # in benchmarks.report, with their peers
-PEERS = {
+PEERS: dict[Program, tuple[str, str]] = {
     "ppo": ("purejaxrl", "ppo"),
     "ppo-gru": ("purejaxrl", "ppo_rnn"),
     "pqn": ("purejaxql", "pqn"),
 }
-TARGETS = "h100", "8 h100", "tpu v5e-8"
+Target = Literal["h100", "8 h100", "tpu v5e-8"]
+TARGETS: tuple[Target, ...] = "h100", "8 h100", "tpu v5e-8"
 H100 = """\
 gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block:
 49152 shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core:
@@ -107,9 +120,9 @@ ENVIRONMENT = UNCACHED | {
 class Args:
     """Compile the programs of the algorithms for an H100 and for TPUs."""
 
-    programs: tuple[Literal[tuple(PROGRAMS)], ...] = tuple(PROGRAMS)
+    programs: tuple[Program, ...] = tuple(PROGRAMS)
     """Programs to compile."""
-    targets: tuple[Literal[TARGETS], ...] = TARGETS
+    targets: tuple[Target, ...] = TARGETS
     """Devices to compile for."""
     source: tuple[str, ...] = ()
     """Checkouts of PureJaxRL and purejaxql, whose programs are compiled for an H100 too."""
@@ -239,7 +252,7 @@ def compile_one(job: Row) -> Row:
     }
 
 
-def lowered_program(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
+def lowered_program(job: Row, devices: list[Any]) -> tuple[Any, tuple[int, int, int]]:
     """A program of ours, and the numbers of steps, epochs and minibatches."""
     import jax
 
@@ -255,7 +268,7 @@ def lowered_program(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
 
 
 def parts_of_run(
-    program: str, num_envs: int, devices: list[Any], more: Row | None = None
+    program: Program, num_envs: int, devices: list[Any], more: Row | None = None
 ) -> tuple[Any, ...]:
     """Make the parts of a run of one of PROGRAMS: flags, programs, what they begin from, and what
     `update` takes beside.
@@ -295,7 +308,7 @@ def parts_of_run(
     return args, programs, training.arrays_of(args.members, len(devices), args.sharding), example
 
 
-def lowered_peer(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
+def lowered_peer(job: Row, devices: list[Any]) -> tuple[Any, tuple[int, int, int]]:
     """Training of PureJaxRL or purejaxql for some updates, with our sizes."""
     import jax
     from flax import linen
@@ -314,7 +327,8 @@ def lowered_peer(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
     key = jax.ShapeDtypeStruct(
         (2,), "uint32", sharding=jax.sharding.SingleDeviceSharding(devices[0])
     )
-    return jax.jit(module.make_train(config)).lower(key), tuple(flags[name] for name in sizes)
+    counts = flags["num_steps"], flags["update_epochs"], flags["num_minibatches"]
+    return jax.jit(module.make_train(config)).lower(key), counts
 
 
 # --------------------------------------------------------------------------------------- reading a

@@ -49,11 +49,17 @@ def goals() -> list[Goal]:
     for name, algorithms in tomllib.loads((FOLDER / "sets.toml").read_text()).items():
         for algorithm, envs in algorithms.items():
             for env, flags in envs.items():
-                own = [
-                    flags.pop(key, None)
-                    for key in ("steps", "threshold", "seeds_at_once", "eval_episodes")
-                ]
-                found.append(Goal(name, algorithm, env, *own[:3], flags, own[3]))
+                goal = Goal(
+                    set=name,
+                    algorithm=algorithm,
+                    env=env,
+                    steps=flags.pop("steps", None),
+                    threshold=flags.pop("threshold", None),
+                    seeds_at_once=flags.pop("seeds_at_once", None),
+                    eval_episodes=flags.pop("eval_episodes", None),
+                    flags=flags,
+                )
+                found.append(goal)
     return found
 
 
@@ -210,10 +216,11 @@ def tasks_of(args: Args) -> list[Task]:
         flags = {"total_timesteps": steps, "eval_interval": max(steps // EVALUATIONS, 1)}
         flags |= {"eval_episodes": goal.eval_episodes} if goal.eval_episodes else {}
         seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
-        how = flags | goal.flags, Path(args.folder), goal.seeds_at_once
         # Without what stands in brackets
-        plain = (name.partition(" (")[0] for name in (goal.algorithm, goal.env))
-        jobs = jobs_over(seeds, *plain, *how)
+        algorithm, env = (name.partition(" (")[0] for name in (goal.algorithm, goal.env))
+        jobs = jobs_over(
+            seeds, algorithm, env, flags | goal.flags, Path(args.folder), goal.seeds_at_once
+        )
         tasks.append(
             Task(
                 algorithm=goal.algorithm,

@@ -71,7 +71,7 @@ def main(what: What) -> None:
         "algorithm": what.algorithm,
         "flags": what.flags,
         "seeds": final.size,
-        "iqm": round(estimate(final), 3),
+        "iqm": round(float(estimate(final)), 3),
         "iqm_interval": bounds and [round(float(x), 3) for x in (bounds.low, bounds.high)],
         "learned": int(np.sum(final >= what.threshold)),
         "lost": int(np.sum((best >= what.threshold) & (final < what.threshold))),

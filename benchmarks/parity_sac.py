@@ -13,34 +13,36 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from algos import sac_pmap
 from benchmarks.peers.__main__ import TRAINERS, install, packages_for, python_of
-from pmaprl.algorithm import Transition, UpdateContext, optim
+from pmaprl.algorithm import GradientContext, Transition, optim
 from pmaprl.cli.checks import check_flags
 from pmaprl.cli.command import main, parse
 from pmaprl.cli.errors import TrainingError
 from pmaprl.device.optim import hparams_of
 from pmaprl.device.sharding import AXIS
 from pmaprl.envs.spaces import Box, EnvSpec
-from pmaprl.nets.normalizers import running_stats
 
 OBS = 17
 ACTIONS = 6
 BATCH = 256
 
 
+Recipe = Literal["sac", "crossq", "simba", "xqc"]
+
+
 @dataclass(kw_only=True)
 class Args:
     """Compare one update with that of the authors' code."""
 
-    recipe: Literal["sac", "crossq", "simba", "xqc"]
+    recipe: Recipe
     """Recipe of SAC; SAC itself is compared with SBX's."""
     source: str
     """Checkout of araffin/sbx, SonyResearch/simba or danielpalenicek/xqc."""
@@ -49,7 +51,7 @@ class Args:
         check_flags(self)
 
 
-def ours(recipe: str) -> tuple[dict, dict, dict]:
+def ours(recipe: Recipe) -> tuple[dict, dict, dict]:
     """Inputs, and parameters before and after an update, by name."""
     flags = {"log_std_min": -20.0, "squash_log_std": False, "q_lr": 3e-4} if recipe == "sac" else {}
     args = sac_pmap.Args(
@@ -71,20 +73,21 @@ def ours(recipe: str) -> tuple[dict, dict, dict]:
     rng = np.random.default_rng(0)
     learner = algorithm.init(jax.random.key(0), hparams)
     obs, next_obs = rng.normal(size=(2, BATCH, OBS)).astype(np.float32)  # as environments give them
-    action = rng.uniform(-1, 1, (BATCH, ACTIONS))
-    reward = rng.normal(size=BATCH)
-    terminated = rng.random(BATCH) < 0.1
+    action = jnp.asarray(rng.uniform(-1, 1, (BATCH, ACTIONS)))
+    reward = jnp.asarray(rng.normal(size=BATCH))
+    terminated = jnp.asarray(rng.random(BATCH) < 0.1)
     batch = Transition(
         obs=obs, action=action, reward=reward, terminated=terminated, next_obs=next_obs
     )
     keys = tuple(jax.random.split(jax.random.key(1), (2, 1)))
     noises = [optim.noise_like(key, action) for key in keys]
     # Other code divides rewards before its update: here their deviation is 1
-    unit = running_stats(()).replace(count=jnp.uint32(1), m2=jnp.asarray(1 - 1e-8))
-    if learner.return_stats.stats is not None:
+    stats = learner.return_stats.stats
+    if stats is not None:
+        unit = stats.replace(count=jnp.uint32(1), m2=jnp.asarray(1 - 1e-8))
         learner = learner.replace(return_stats=learner.return_stats.replace(stats=unit))
     update = jax.pmap(
-        lambda x: algorithm.update(x, batch, UpdateContext(hparams, jnp.int32(1), keys=keys))[0],
+        lambda x: algorithm.update(x, batch, GradientContext(hparams, jnp.int32(1), keys=keys))[0],
         axis_name=AXIS,
     )
     learner = jax.tree.map(
@@ -103,13 +106,13 @@ def named(params: sac_pmap.Params) -> dict[str, np.ndarray]:
     """Arrays by network, layer and kind, those of both Q functions as one; heads of the policy
     apart.
     """
-    found = {"log_alpha": params.log_alpha}
+    found: dict[str, Any] = {"log_alpha": params.log_alpha}
     for network in ("actor", "critics", "targets"):
         collections = dict(getattr(params, network) or {})
         if network == "targets":
             collections.pop("batch_stats", None)  # nothing is normalised by these
         for collection in collections.values():
-            for (module, *layer), x in flax.traverse_util.flatten_dict(collection).items():
+            for (module, *layer), x in flatten_dict(collection).items():
                 kind = module.split("_")[0]
                 name = "/".join([network, *(layer if kind == "MLP" else ["head", *layer])])
                 found[name] = x

@@ -5,7 +5,7 @@ python -m benchmarks.report
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -316,7 +316,7 @@ def _chapters(results: Path) -> Iterator[tuple[str, str, list[Record]]]:
                 yield machine, name, [chosen[task] for task in tasks if task in chosen]
 
 
-def _adds_to(some: set[tuple[str, str]], others: set[tuple[str, str]]) -> bool:
+def _adds_to(some: Set[tuple[str, str]], others: Set[tuple[str, str]]) -> bool:
     """Tell whether these tasks, algorithms and environments, are new in some of the environments of
     the others.
     """

@@ -23,8 +23,7 @@ class Args(OffPolicyArgs):
     """Probability of a random action."""
 
 
-if __name__ == "__main__":
-    ARGS = parse(Args)
+ARGS = parse(Args) if __name__ == "__main__" else None
 
 import flax.linen as nn
 import jax
@@ -34,9 +33,9 @@ from flax import struct
 
 from pmaprl.algorithm import (
     EnvSpec,
+    GradientContext,
     OffPolicy,
     Transition,
-    UpdateContext,
     nets,
     optim,
     run_algorithm,
@@ -77,7 +76,7 @@ def make_q(args: Args, env: EnvSpec) -> OffPolicy:
         return policy_of(learner, obs).sample(noise)
 
     def update(
-        learner: Learner, batch: Transition, context: UpdateContext
+        learner: Learner, batch: Transition, context: GradientContext
     ) -> tuple[Learner, optim.Metrics]:
         next_q = jnp.max(network.apply(learner.target_params, batch.next_obs), axis=-1)
         target = batch.reward + context.hparams.gamma * jnp.where(batch.terminated, 0.0, next_q)

@@ -97,9 +97,9 @@ def shared_programs(monkeypatch):
     Environments are the same if their names are. What a test patches inside a program may have no
     effect.
     """
-    from pmaprl.runs import run
+    from pmaprl.runs import run, setup
 
-    begin = run.Run.__init__
+    begin = setup.Setup.__init__
     compile_together = run.compile_together
     key = ()
 
@@ -127,7 +127,7 @@ def shared_programs(monkeypatch):
             COMPILED[key] = compile_together(*algorithm_and_shapes)
         return COMPILED[key]
 
-    monkeypatch.setattr(run.Run, "__init__", noting)
+    monkeypatch.setattr(setup.Setup, "__init__", noting)
     monkeypatch.setattr(run, "compile_together", sharing)
 
 

@@ -43,9 +43,9 @@ from pmaprl.envs.spaces import Box
 from pmaprl.nets.recurrent import RecurrentTorso
 from pmaprl.nets.torso import Convolution, Torso, batch_last
 from pmaprl.runs.checkpoints import Arrays, Checkpoints, sha256
+from pmaprl.runs.clock import Clock
 from pmaprl.runs.evaluator import MOST_PENDING, Evaluations
 from pmaprl.runs.metrics import jsonable
-from pmaprl.runs.recorder import Clock
 from pmaprl.runs.results import EvaluationResult
 from pmaprl.runs.saving import InitialState, Saver
 
@@ -630,18 +630,17 @@ def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
     beside = Beside()
     stops = []
     warnings = []
-    run = SimpleNamespace(
+    setup = SimpleNamespace(
         args=small_args(),
         clock=Clock(),
+        console=SimpleNamespace(warn=warnings.append, say=lambda text: None),
+        interruption=SimpleNamespace(received=lambda: bool(stops) and stops.pop(0)()),
         is_game=False,
         total=1_000,
     )
-    run.console = SimpleNamespace(warn=warnings.append, say=lambda text: None)
-    run.saver = Saver(None, small_args(), InitialState())
-    run.recorder = SimpleNamespace(add_evaluation=lambda step, metrics, moment: None)
-    run.no_more_evaluations = lambda: bool(stops) and stops.pop(0)()
-    evaluations = Evaluations(run, EvaluationResult(0, {}))
-    evaluations.beside = beside
+    saver = Saver(None, small_args(), InitialState())
+    recorder = SimpleNamespace(add_evaluation=lambda step, metrics, moment: None)
+    evaluations = Evaluations(setup, saver, recorder, EvaluationResult(0, {}), beside)
     for step in range(1, MOST_PENDING + 1):
         evaluations.begin(step, None)
         evaluations.poll()
@@ -679,11 +678,14 @@ def test_an_evaluation_that_is_not_played_is_said_to_be_played_by_a_resume_where
 ):
     """That is so at the end of a run, and after the step from which a resumed run goes on."""
     warnings = []
-    run = SimpleNamespace(args=small_args(), clock=Clock(), total=100)
-    run.console = SimpleNamespace(warn=warnings.append)
-    run.saver = Saver(None, small_args(), InitialState(step=saved))
-    evaluations = Evaluations(run, EvaluationResult(0, {}))
-    evaluations.beside = Beside()
+    setup = SimpleNamespace(
+        args=small_args(),
+        clock=Clock(),
+        console=SimpleNamespace(warn=warnings.append),
+        total=100,
+    )
+    saver = Saver(None, small_args(), InitialState(step=saved))
+    evaluations = Evaluations(setup, saver, None, EvaluationResult(0, {}), Beside())
     for step in pending:
         evaluations.begin(step, None)
     evaluations.stop()

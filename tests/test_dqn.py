@@ -13,7 +13,7 @@ from pmaprl.actors.batches import over_learners
 from pmaprl.actors.host_drivers import transitions_of
 from pmaprl.cli.errors import UsageError
 from pmaprl.device.agents import PolicyInput
-from pmaprl.device.interface import Transition, UpdateContext
+from pmaprl.device.interface import GradientContext, Transition
 from pmaprl.device.optim import hparams_of
 from pmaprl.device.replay import new_replay
 from pmaprl.device.sharding import AXIS
@@ -140,7 +140,7 @@ def test_losses_are_those_of_the_papers(distribution, flags):
     rng = np.random.default_rng(1)
     size = 6
     algorithm = dqn.make_dqn(args, env.spec)
-    network = dqn.QNetwork(args, env)
+    network = dqn.QNetwork(args, env.observation_space, env.action_space)
     learner = algorithm.init(jax.random.key(0), hparams_of(args))
 
     def disturbed(x):
@@ -171,7 +171,7 @@ def test_losses_are_those_of_the_papers(distribution, flags):
     hparams = hparams_of(args, epsilon=0.3, tau=0.25)
     cases = ((args.target_frequency + 1, 0.0), (args.target_frequency, 0.25))
     for number, tau in cases:
-        now = UpdateContext(hparams, jnp.int32(number))
+        now = GradientContext(hparams, jnp.int32(number))
         updated = over_devices(
             lambda batch, now=now: algorithm.update(learner, batch, now),
             1,

@@ -4,6 +4,7 @@ policies at play.
 
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,7 @@ from pmaprl.device.interface import OffPolicy
 from pmaprl.envs.spaces import Discrete, EnvSpec, MultiDiscrete, box
 from pmaprl.export_check import random_observations
 from pmaprl.nets.normalizers import running_stats
-from pmaprl.policy import load_policy
+from pmaprl.policy import StoredPolicy, load_policy
 
 DOCS = (ROOT / "docs" / "using-a-policy.md").read_text()
 
@@ -88,7 +89,7 @@ class Scores(struct.PyTreeNode):
     params: Any = ()
 
 
-def scoring_policy(weights: Any) -> Policy:
+def scoring_policy(weights: Any) -> StoredPolicy:
     """The policy of such scores, linear in observations [F]."""
 
     def act(learner, obs, key=None):
@@ -107,12 +108,16 @@ def scoring_policy(weights: Any) -> Policy:
         act=act,
         observe=None,
     )
-    return Policy(
+    return StoredPolicy(
         algorithm=algorithm,
         learner=Scores(weights),
         env=env,
+        run_dir=Path("run"),
         step=0,
+        seed=0,
+        evaluation=None,
         config=config,
+        member=0,
     )
 
 

@@ -21,6 +21,7 @@ from pmaprl.cli.command import exit_code, parse
 from pmaprl.cli.errors import UsageError
 from pmaprl.drawing.figures import draw_curve, draw_population, side_by_side
 from pmaprl.drawing.groups import LoggedRun, align, group, mixed_flags_notes
+from pmaprl.runs.clock import Clock
 from pmaprl.runs.estimates import difference, estimate, interval, mean_over_steps, spread
 from pmaprl.runs.metrics import (
     EVALUATION,
@@ -32,7 +33,6 @@ from pmaprl.runs.metrics import (
     read_log,
     summarized,
 )
-from pmaprl.runs.recorder import Clock
 from pmaprl.runs.reports import summary_of_seeds
 from pmaprl.runs.results import ranked
 

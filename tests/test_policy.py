@@ -31,7 +31,7 @@ from pmaprl.device.optim import hparams_of
 from pmaprl.envs.registry import make_host
 from pmaprl.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box, map_leaves
 from pmaprl.export import export_policy
-from pmaprl.policy import load_named, load_policy
+from pmaprl.policy import StoredPolicy, load_named, load_policy
 from pmaprl.runs.checkpoints import Checkpoints
 from pmaprl.runs.console import Console
 from pmaprl.suites.tools.conversion import Conversion
@@ -264,8 +264,8 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_damaged(
     metadata = orbax.metadata
 
     def deleting(path):
-        if path.name == "256":
-            path.rename(folder / "384")
+        if Path(path).name == "256":
+            Path(path).rename(folder / "384")
         return metadata(path)
 
     shutil.rmtree(folder / "128")
@@ -366,7 +366,7 @@ def test_code_from_elsewhere_is_run_when_it_is_named_and_imported_anew_when_it_c
     assert_array_equal(actions[0], 1 - actions[1])
 
 
-def image_policy() -> Policy:
+def image_policy() -> StoredPolicy:
     """A policy of an environment on the host that stacks frames in front, which chooses by its
     first corner.
     """
@@ -381,12 +381,16 @@ def image_policy() -> Policy:
         return obs["frames"][:, 1, 0, 1].astype(jnp.int32)
 
     config = {"args": {"env": "frames", "env_params": ""}, "algorithm": "none"}
-    return Policy(
+    return StoredPolicy(
         algorithm=OnPolicy(init=None, explore=None, update=None, act=act),
         learner=(),
         env=env,
+        run_dir=Path("run"),
         step=0,
+        seed=0,
+        evaluation=None,
         config=config,
+        member=0,
     )
 
 

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -130,9 +131,17 @@ class PeerJob(Job):
     """
 
     peer: str
-    args: Training = field(compare=False)
-    command: str = field(compare=False)
+    training: Training = field(compare=False)
+    peer_command: str = field(compare=False)
     source: str = field(compare=False)
+
+    @cached_property
+    def args(self) -> Training:
+        return self.training
+
+    @cached_property
+    def command(self) -> str:
+        return self.peer_command
 
     def words(self) -> list[str]:
         """The command of its trainer, which reads the config.json that this writes."""

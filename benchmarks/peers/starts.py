@@ -10,6 +10,7 @@ import json
 import sys
 from contextlib import closing
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -64,9 +65,10 @@ def states_of(env: str, episodes: int) -> np.ndarray:
 
         starts = []
         with closing(gymnasium.make(name)) as game:
+            inner: Any = game.unwrapped  # has a `state`, if it is a classic task
             for index in range(episodes):
                 game.reset(seed=SEED + index)
-                starts.append(np.array(game.unwrapped.state))
+                starts.append(np.array(inner.state))
         return np.stack(starts)
     import jax
 

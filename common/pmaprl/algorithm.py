@@ -6,6 +6,14 @@
 from pmaprl import nets
 from pmaprl.device import optim
 from pmaprl.device.agents import PolicyInput
-from pmaprl.device.interface import HParams, OffPolicy, OnPolicy, Rollout, Transition, UpdateContext
+from pmaprl.device.interface import (
+    GradientContext,
+    HParams,
+    OffPolicy,
+    OnPolicy,
+    Rollout,
+    Transition,
+    UpdateContext,
+)
 from pmaprl.envs.spaces import Discrete, EnvSpec, Space, flat_size
 from pmaprl.training import run_algorithm

@@ -43,8 +43,8 @@ class Args:
             )
 
 
-if __name__ == "__main__":
-    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+# Before the slow imports: --help and usage errors answer at once
+ARGS = parse(Args) if __name__ == "__main__" else None
 
 import jax
 import numpy as np
@@ -170,8 +170,7 @@ def _device_steps(args: Args, env: Env, reset: Any, step: Any, act: Any) -> Play
 
 
 def _play_on_host(args: Args) -> tuple[EnvSpec, Played, Played, list["Finding"]]:
-    played = []
-    for _ in range(2):
+    def played() -> tuple[EnvSpec, Played]:
         envs = make_host(
             args.env,
             NUM_ENVS,
@@ -184,10 +183,13 @@ def _play_on_host(args: Args) -> tuple[EnvSpec, Played, Played, list["Finding"]]
         try:
             check_parts(envs.spec)
             with readable_errors(f"environment {args.env} cannot be stepped"):
-                played.append(_host_steps(args, envs))
+                return envs.spec, _host_steps(args, envs)
         finally:
             envs.close()
-    return envs.spec, *played, []
+
+    spec, first = played()
+    _, second = played()
+    return spec, first, second, []
 
 
 def _host_steps(args: Args, envs: Any) -> Played:
@@ -371,7 +373,8 @@ def _picture(args: Args, env: Env) -> Iterator[Finding]:
     _, state = env.reset(jax.random.key(args.seed))
     state = jax.device_get(state)
     try:
-        height, width, _ = np.shape(fitting(env.frame(state)))
+        frame: Any = env.frame(state)  # whatever the user's function returns
+        width, height = fitting(frame).size
     except Exception as error:
         yield Finding("wrong", f"frame shows no picture: {reason(error)}{place_in_code(error)}")
     else:

@@ -28,17 +28,17 @@ class Args(PolicyArgs):
     """File to write, .stablehlo for jax.export or .onnx, beside FILE.json, which describes it."""
 
 
-if __name__ == "__main__":
-    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+# Before the slow imports: --help and usage errors answer at once
+ARGS = parse(Args) if __name__ == "__main__" else None
 
 import jax
 import jax.export
 
-from pmaprl.device.agents import PolicyInput
+from pmaprl.device.agents import Policy, PolicyInput
 from pmaprl.device.sharding import by_name
 from pmaprl.envs.suite_tools import import_package, readable_errors
 from pmaprl.export_check import Checked, check_file
-from pmaprl.policy import Policy, load_named
+from pmaprl.policy import StoredPolicy, load_named
 from pmaprl.runs.directory import versions
 from pmaprl.runs.metrics import jsonable
 
@@ -76,7 +76,8 @@ def function_of(policy: Policy) -> Callable:
             first=start.first if first is None else first,
             reward=start.reward if reward is None else reward,
         )
-        arrays = [memory[name] for name in by_name(like)]
+        given = memory or {}
+        arrays = [given[name] for name in by_name(like)]
         memory = jax.tree.unflatten(jax.tree.structure(like), arrays)
         action, memory = act(seen, memory, None)
         if policy.has_memory:
@@ -91,7 +92,7 @@ def to_stablehlo(policy: Policy) -> bytes:
     (batch,) = jax.export.symbolic_shape("batch")
     inputs = inputs_of(policy, batch)
     export_function = jax.export.export(jax.jit(function_of(policy)), platforms=PLATFORMS)
-    return export_function(*inputs.values()).serialize()
+    return bytes(export_function(*inputs.values()).serialize())
 
 
 def to_onnx(policy: Policy) -> bytes:
@@ -145,7 +146,7 @@ def check_out(out: Path) -> Path:
 FORMATS = {".stablehlo": to_stablehlo, ".onnx": to_onnx}
 
 
-def export_policy(policy: Policy, out: Path) -> tuple[Path, Checked]:
+def export_policy(policy: StoredPolicy, out: Path) -> tuple[Path, Checked]:
     """Write `policy` to `out` and a description beside it, or leave what was there as it is.
 
     Args:
@@ -168,7 +169,7 @@ def export_policy(policy: Policy, out: Path) -> tuple[Path, Checked]:
     return sidecar, checked
 
 
-def describe(policy: Policy, out: Path, content: bytes) -> dict[str, Any]:
+def describe(policy: StoredPolicy, out: Path, content: bytes) -> dict[str, Any]:
     """Describe the file for its users."""
     config = policy.config
     inputs = {}

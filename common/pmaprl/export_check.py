@@ -18,6 +18,7 @@ from pmaprl.device.sharding import by_name
 from pmaprl.envs.masks import is_mask
 from pmaprl.envs.spaces import Box, Leaf, Space, as_tree, choices_of, leaves
 from pmaprl.envs.suite_tools import import_package, reason
+from pmaprl.policy import StoredPolicy
 
 BATCH = 16
 SPREADS = 1.0, 3.0, 10.0, 30.0
@@ -42,7 +43,7 @@ class Checked(NamedTuple):
         return f"it acts as the policy does at {self.observations} random observations{note}"
 
 
-def check_file(policy: Policy, file: Path, suffix: str) -> Checked:
+def check_file(policy: StoredPolicy, file: Path, suffix: str) -> Checked:
     """Compare an exported file with the `policy` that it was made of.
 
     Batches have one observation and several. A policy with memory goes on from its own memory in
@@ -285,7 +286,7 @@ def _cpus() -> list[Any]:
 
 
 def _compare(
-    policy: Policy,
+    policy: StoredPolicy,
     inputs: Inputs,
     ours: list[np.ndarray],
     theirs: list[np.ndarray],
@@ -305,7 +306,7 @@ def _compare(
     for noisy in _noisy_outputs(policy, inputs):
         allowed = zip(ours, theirs, noisy, strict=True)
         excess = [x & ~_is_near(*arrays) for x, arrays in zip(excess, allowed, strict=True)]
-    wrong = sum(np.any(x.reshape(len(x), -1), axis=1) for x in excess)
+    wrong = np.any([np.any(x.reshape(len(x), -1), axis=1) for x in excess], axis=0)
     if np.any(wrong):
         where = f"{np.count_nonzero(wrong)} of {len(wrong)} random observations"
         raise _not_written(suffix, f"the file acts otherwise than the policy at {where}")
@@ -332,9 +333,9 @@ def _is_near(ours: np.ndarray, theirs: np.ndarray, noisy: np.ndarray) -> np.ndar
     return np.abs(theirs - ours) <= np.abs(noisy - ours)
 
 
-def _noisy_outputs(policy: Policy, inputs: Inputs) -> Iterator[list[np.ndarray]]:
+def _noisy_outputs(policy: StoredPolicy, inputs: Inputs) -> Iterator[list[np.ndarray]]:
     """Outputs of policies whose parameters differ from those of `policy` by rounding."""
-    precision = (policy.config or {}).get("args", {}).get("precision", "float32")
+    precision = policy.config["args"].get("precision", "float32")
     size = ROUNDING[precision if _cpus() else "bfloat16"]
     rng = np.random.default_rng(0)
     for _ in range(NOISY_POLICIES):

@@ -35,8 +35,8 @@ class Args(PolicyArgs):
     """Change the environment's parameters: a JSON object (default: those of evaluations)."""
 
 
-if __name__ == "__main__":
-    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+# Before the slow imports: --help and usage errors answer at once
+ARGS = parse(Args) if __name__ == "__main__" else None
 
 import jax
 import numpy as np
@@ -52,7 +52,7 @@ from pmaprl.envs.host import evaluation_params
 from pmaprl.envs.masks import without_privileged
 from pmaprl.envs.registry import make
 from pmaprl.envs.spaces import EnvSpec, Space, leaves, map_leaves
-from pmaprl.policy import Policy, load_named
+from pmaprl.policy import StoredPolicy, load_named
 from pmaprl.recording import HostPlay, play_on_host
 
 HOST_ENVS = 16  # most environments that step together
@@ -79,7 +79,7 @@ def play(args: Args) -> Episodes:
     with console.busy("playing"):
         env, episodes, episode = play_in_place(args, policy, name, env_params, console)
     show(episodes, console, getattr(env, "is_game", False))
-    if args.gif:
+    if episode is not None:
         path = Path(args.gif)
         with console.busy("drawing"):
             draw_gif(env, episode, path, console.warn)
@@ -87,7 +87,7 @@ def play(args: Args) -> Episodes:
     return episodes
 
 
-def environment_of(args: Args, policy: Policy) -> tuple[str, str]:
+def environment_of(args: Args, policy: StoredPolicy) -> tuple[str, str]:
     """Name and parameters of the environment to play in, by default those of evaluations."""
     trained = policy.config["args"]
     name = args.env or trained["env"]
@@ -102,7 +102,7 @@ def environment_of(args: Args, policy: Policy) -> tuple[str, str]:
     return name, evaluation_params(trained) if steps_on_host(name) else params
 
 
-def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:
+def _check_fit(policy: StoredPolicy, env: Env | EnvSpec) -> None:
     seen = without_privileged(env.observation_space)
     both = {
         "observation": (policy.env.observation_space, seen),
@@ -123,7 +123,7 @@ Played = tuple[Env | EnvSpec, Episodes, Recording | None]
 
 
 def _play_on_device(
-    args: Args, policy: Policy, name: str, env_params: str, console: Console
+    args: Args, policy: StoredPolicy, name: str, env_params: str, console: Console
 ) -> Played:
     env = make(name, env_params)
     _check_fit(policy, env)
@@ -141,7 +141,7 @@ def _play_on_device(
 
 
 def _play_on_host(
-    args: Args, policy: Policy, name: str, env_params: str, console: Console
+    args: Args, policy: StoredPolicy, name: str, env_params: str, console: Console
 ) -> Played:
     host_play = HostPlay(
         name=name,
@@ -167,7 +167,8 @@ def show(episodes: Episodes, console: Console, is_game: bool) -> None:
         console.say(f"episode {number:>4}  return {ret:>10.2f}  length {length:>6,.0f}")
     ret = episodes.ret
     spread = (
-        f"{brief(ret.mean())} ± {brief(ret.std())} (min {brief(ret.min())}, max {brief(ret.max())})"
+        f"{brief(float(ret.mean()))} ± {brief(float(ret.std()))} "
+        f"(min {brief(float(ret.min()))}, max {brief(float(ret.max()))})"
     )
     won = f", {np.mean(ret > 0):.0%} won" if is_game else ""
     console.say(f"return   {spread} over {len(ret)} episode{'s' * (len(ret) > 1)}{won}")

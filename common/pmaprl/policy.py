@@ -19,6 +19,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -57,7 +58,7 @@ def import_file(path: Path, digest: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None:
+    if spec is None or spec.loader is None:
         raise UsageError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up there
@@ -69,6 +70,43 @@ def import_file(path: Path, digest: str) -> ModuleType:
     return module
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
+class StoredPolicy(Policy):
+    """Policy of an agent that a run has stored.
+
+    Attributes:
+        run_dir: directory of the run.
+        step: environment steps trained for.
+        seed: seed of the agent.
+        evaluation: mean greedy return at this step; None if it was not evaluated.
+        config: contents of the run's config.json.
+        member: index of the agent in its population.
+    """
+
+    run_dir: Path
+    step: int
+    seed: int
+    evaluation: float | None
+    config: dict[str, Any]
+    member: int
+
+    @property
+    def who(self) -> str:
+        """Name of this agent within its run, in words."""
+        args = self.config["args"]
+        is_member = args.get("population") or args.get("sweep")
+        if is_member:
+            return f"member {self.member}, with seed {self.seed}"
+        count = args.get("num_seeds", 1)
+        return f"seed {self.seed}, one of {count}" if count > 1 else f"seed {self.seed}"
+
+    def __repr__(self) -> str:
+        return (
+            f"Policy(env={self.env.name!r}, run_dir={str(self.run_dir)!r}, "
+            f"step={self.step}, seed={self.seed})"
+        )
+
+
 Choice = int | Literal["best", "latest"]
 
 
@@ -78,7 +116,7 @@ def load_policy(
     seed: int | None = None,
     algorithm: ModuleType | str | Path | None = None,
     member: int | None = None,
-) -> Policy:
+) -> StoredPolicy:
     """Load the policy of a run.
 
     It warns if the algorithm's file has changed since the run, of damaged checkpoints, and if the
@@ -119,7 +157,7 @@ def load_policy(
         raise UsageError(f"{run_dir} does not fit {module.__file__}: {kind}{error}") from error
     checkpoints = Checkpoints(run_dir / FOLDER, is_population=args.is_population)
     index = _named_agent(args, run_dir, seed, member)
-    steps_to_try = _candidates(checkpoints, step, index)
+    steps_to_try = _candidates(run_dir, checkpoints, step, index)
     evaluations = {}
 
     def candidates() -> list[int]:
@@ -142,7 +180,7 @@ def load_policy(
     if index is None:
         index = _best_member(run_dir, complete, loaded_step)
     returns = complete.get(loaded_step)
-    return Policy(
+    return StoredPolicy(
         algorithm=functions,
         learner=jax.tree.map(lambda x: x[index], unflatten(arrays, like)["learner"]),
         env=env,
@@ -155,7 +193,7 @@ def load_policy(
     )
 
 
-def load_named(args: PolicyArgs, console: Console) -> Policy:
+def load_named(args: PolicyArgs, console: Console) -> StoredPolicy:
     """Load the policy that a command's flags name, with warnings on the `console`.
 
     Raises:
@@ -247,32 +285,30 @@ def _named_agent(args: Any, run_dir: Path, seed: int | None, member: int | None)
 
 
 def _candidates(
-    checkpoints: Checkpoints, step: Choice, index: int | None
+    run_dir: Path, checkpoints: Checkpoints, step: Choice, index: int | None
 ) -> Callable[[], list[int]]:
     """A function that returns the steps to try for `step`, the preferred one last.
 
     Args:
-        checkpoints: the checkpoints of the run.
+        run_dir: directory of the run.
+        checkpoints: its checkpoints.
         step: the caller's choice.
         index: index of the agent; None: the best one.
     """
     steps = checkpoints.steps()
     if not steps:
-        raise UsageError(f"{checkpoints.directory.parent} has no checkpoint yet")
+        raise UsageError(f"{run_dir} has no checkpoint yet")
     if step not in ("best", "latest", *steps):
         some = steps if len(steps) <= 10 else [*steps[:3], "...", *steps[-3:]]
         names = ", ".join(map(str, some))
-        raise UsageError(
-            f'{checkpoints.directory} has no {step!r}: choose "best", "latest" or {names}'
-        )
+        raise UsageError(f'{run_dir / FOLDER} has no {step!r}: choose "best", "latest" or {names}')
     if step == "latest":
         return checkpoints.steps
     if step != "best":
         return lambda: [step]
     if not checkpoints.by_return(index):
         raise UsageError(
-            f'no evaluation says which checkpoint in {checkpoints.directory} is "best": take '
-            '"latest"'
+            f'no evaluation says which checkpoint in {run_dir / FOLDER} is "best": take "latest"'
         )
     return lambda: checkpoints.by_return(index)
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ from pmaprl.cli.host_flags import FlagsByPlace
 from pmaprl.device import multihost
 from pmaprl.device.agents import Policy
 from pmaprl.device.collectives import in_one_order
-from pmaprl.device.devices import check_fits, choose_devices, choose_roles, describe
+from pmaprl.device.devices import Device, check_fits, choose_devices, choose_roles, describe
 from pmaprl.device.population import rate_members
 from pmaprl.device.programs import Programs, for_seeds, over_devices
 from pmaprl.device.replay import describe_replay
@@ -35,11 +35,11 @@ from pmaprl.envs.spaces import EnvSpec
 from pmaprl.envs.variation import run_env
 from pmaprl.runs.directory import describe_shared
 from pmaprl.runs.lock import locked
-from pmaprl.runs.recorder import Callback
 from pmaprl.runs.reports import TrainResult
 from pmaprl.runs.results import ranked, training_returns
 from pmaprl.runs.run import Run
 from pmaprl.runs.scripts import remember
+from pmaprl.runs.setup import Callback, Setup
 
 
 def run_algorithm(
@@ -68,9 +68,9 @@ def run_algorithm(
         KeyboardInterrupt: SIGINT has stopped the run.
         SystemExit: another signal has stopped the run.
     """
-    if args.list_envs:
+    if wanted := args.list_envs:
         suites = SUITES if isinstance(args, FlagsByPlace) else HOST_SUITES
-        return list_envs(suites, args.list_envs)
+        return list_envs(suites, wanted)
     if isinstance(args, ActorFlags) and env is not None:
         raise UsageError(
             "environments on the host are named by --env: an object cannot be made anew by "
@@ -111,13 +111,13 @@ def train_on_devices(
     notes = _notes(args, env.spec, shapes)
     if env.declared_steps > env.max_steps:
         notes["eval"] = f"cuts episodes after {env.max_steps:,} of {env.declared_steps:,} steps"
-    run = Run(args, script, env, devices, notes, callback, algorithm.cautions)
-    with locked(run.dir), run:
-        state, update = run.start(programs, members, shapes, example)
+    setup = Setup(args, script, env, devices, notes, callback, algorithm.cautions)
+    with locked(setup.dir), setup.interruption, Run(setup, programs, shapes) as run:
+        state, update = run.start(members, example)
         while run.unfinished:
             updates = run.next_call()
             state, outcome = update(state, updates)
-            run.advance(state, updates, partial(outcome.fetch, int(updates)))
+            run.advance(state, int(updates), partial(outcome.fetch, int(updates)))
         ends = {
             "picture": partial(draw_metrics, run, env),
             "gif": partial(draw_policy, run, env, algorithm),
@@ -163,11 +163,11 @@ def train_with_actors(
     example = example_batch(args, env, driver, num_learners)
     check_fits(args, shapes, example, env.spec, devices)
     notes |= _notes(args, env.spec, shapes)
-    run = Run(args, script, env, devices, notes, callback, algorithm.cautions)
-    with locked(run.dir), run:
-        compiled = algorithm._replace(act=jax.jit(algorithm.act))
-        evaluation = HostEvaluation(args, compiled, run.console.warn)
-        state, update = run.start(programs, members, shapes, example, evaluation)
+    setup = Setup(args, script, env, devices, notes, callback, algorithm.cautions)
+    compiled = algorithm._replace(act=jax.jit(algorithm.act))
+    evaluation = HostEvaluation(args, compiled, setup.console.warn)
+    with locked(setup.dir), setup.interruption, Run(setup, programs, shapes, evaluation) as run:
+        state, update = run.start(members, example)
         if run.unfinished:
             state = _learn_from_actors(run, driver, state, update, actor_devices)
         ends = {
@@ -177,7 +177,7 @@ def train_with_actors(
         return run.finish(state, ends)
 
 
-def programs_over_learners(driver: HostDriver, devices: list[jax.Device]) -> Programs:
+def programs_over_learners(driver: HostDriver, devices: list[Device]) -> Programs:
     """Make the programs on all `devices`. A state has an axis for its one seed."""
 
     def init(members):
@@ -195,12 +195,17 @@ def programs_over_learners(driver: HostDriver, devices: list[jax.Device]) -> Pro
     return Programs(
         init=pmap(init),
         update=pmap(update, out_axes=(0, None, None), donate_argnums=0),
-        evaluate=None,
+        evaluate=_evaluates_on_host,
     )
 
 
+def _evaluates_on_host(state: Any, seed: Any) -> NoReturn:
+    """Refuse to evaluate on the devices, in place of a program."""
+    raise NotImplementedError("a HostEvaluation plays")
+
+
 def _learn_from_actors(
-    run: Run, driver: HostDriver, state: Any, update: Callable, actor_devices: list[jax.Device]
+    run: Run, driver: HostDriver, state: Any, update: Callable, actor_devices: list[Device]
 ) -> Any:
     """Update the state until the run ends, and return the last state."""
     host = to_host(state.replace(actors=()))
@@ -277,23 +282,25 @@ def _stopping(run: Run, state: Any) -> bool:
     return False
 
 
-def draw_metrics(run: Run, env: Any, learners: Any, status: str) -> str:
+def draw_metrics(run: Run, env: Any, directory: Path, learners: Any, status: str) -> str:
     """Draw the metrics of a run to a picture."""
     title = f"{env.name}, {run.config['algorithm']}"
     if run.args.is_population:
-        return f"picture  {draw_population(run.dir, title, run.args.members.member_values)}"
-    return f"curve    {draw_curve(run.dir, title)}"
+        return f"picture  {draw_population(directory, title, run.args.members.member_values)}"
+    return f"curve    {draw_curve(directory, title)}"
 
 
-def draw_policy(run: Run, env: Env, algorithm: Any, learners: Any, status: str) -> str:
+def draw_policy(
+    run: Run, env: Env, algorithm: Any, directory: Path, learners: Any, status: str
+) -> str:
     """With --gif, draw an episode of the first seed, or of the best member, to `policy.gif`."""
     if not run.args.gif or status == "interrupted":
         return ""
     from pmaprl.drawing.episodes import draw_gif, record  # slow, and needed with --gif only
 
-    path = _path_of_gif(run)
+    path = _path_of_gif(directory)
     returns = run.evaluations.newest.returns
-    best_first = ranked(returns, training_returns(run.dir, run.evaluations.newest.step))
+    best_first = ranked(returns, training_returns(directory, run.evaluations.newest.step))
     member = best_first[0] if run.args.is_population and returns else 0
     policy = Policy(algorithm, jax.tree.map(lambda x: x[member], learners), env.spec)
     recording = record(env, policy.player(), jax.random.key(run.args.seed), env.max_steps)
@@ -301,7 +308,9 @@ def draw_policy(run: Run, env: Env, algorithm: Any, learners: Any, status: str) 
     return f"gif      {path}"
 
 
-def draw_policy_on_host(run: Run, algorithm: Any, learners: Any, status: str) -> str:
+def draw_policy_on_host(
+    run: Run, algorithm: Any, directory: Path, learners: Any, status: str
+) -> str:
     """With --gif, draw an episode to `policy.gif`.
 
     It is played in an environment that is made for it, with the parameters of evaluations.
@@ -311,7 +320,7 @@ def draw_policy_on_host(run: Run, algorithm: Any, learners: Any, status: str) ->
     from pmaprl.drawing.episodes import draw_gif  # slow, and needed with --gif only
     from pmaprl.recording import record_on_host
 
-    path = _path_of_gif(run)
+    path = _path_of_gif(directory)
     learner = jax.tree.map(lambda x: x[0], learners)
     played = record_on_host(run.args, algorithm, learner, stopped=lambda: run.interrupted)
     if played is None:
@@ -320,8 +329,8 @@ def draw_policy_on_host(run: Run, algorithm: Any, learners: Any, status: str) ->
     return f"gif      {path}"
 
 
-def _path_of_gif(run: Run) -> Path:
+def _path_of_gif(directory: Path) -> Path:
     """Path of the picture of a run's episode; an older picture is deleted."""
-    path = run.dir / "policy.gif"
+    path = directory / "policy.gif"
     path.unlink(missing_ok=True)
     return path

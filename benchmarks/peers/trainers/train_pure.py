@@ -66,7 +66,9 @@ def module_of(source: str, name: str) -> ModuleType:
     """
     sys.path[:0] = [source, f"{source}/purejaxrl"]
     with mock.patch.dict(sys.modules, {name: mock.MagicMock() for name in ABSENT}):
-        module = importlib.import_module(f"purejaxql.{name}" if name.startswith("pqn") else name)
+        module: Any = importlib.import_module(
+            f"purejaxql.{name}" if name.startswith("pqn") else name
+        )
     if name.startswith("pqn") and "craftax" not in name:
         module.LogWrapper = lambda env, log=module.LogWrapper: OldGymnax(log(env))
     elif name.startswith("ppo"):
@@ -80,7 +82,7 @@ class GRUCell(nn.GRUCell):
     features: int = 128
 
     @staticmethod
-    def initialize_carry(key, batch, size):
+    def initialize_carry(key, batch, size):  # pyright: ignore[reportIncompatibleMethodOverride]
         return jnp.zeros((*batch, size))
 
 
@@ -176,7 +178,8 @@ def player_of(module: ModuleType, config: dict, num_actions: int) -> tuple[Calla
 
 if __name__ == "__main__" and len(sys.argv) == 4:
     nn.GRUCell = GRUCell
-    module, config = trained_by(*sys.argv[1:3], json.loads(sys.argv[3]))
+    _, source, name, flags = sys.argv
+    module, config = trained_by(source, name, json.loads(flags))
     print(json.dumps(speed_of(module.make_train(config), config["TOTAL_TIMESTEPS"])))
 elif __name__ == "__main__":
     nn.Conv = partial(nn.Conv, conv_general_dilated=convolved)

@@ -32,7 +32,8 @@ def train(rows: Rows) -> None:
         with rows.spent_on("compiling"):
             make_model(args).learn(args["flags"].get("learning_starts", 100) + 2 * update)
     else:
-        rows.begin({"cuda": "gpu"}.get(model.device.type, model.device.type), [model.device])
+        kind = model.device.type
+        rows.begin("gpu" if kind == "cuda" else kind, [model.device])
     model.learn(args["total_timesteps"], callback=evaluation, log_interval=None)
 
 

@@ -19,7 +19,9 @@ import numpy as np
 import optax
 from tensorflow_probability.substrates.jax.internal import samplers
 
-jax.tree_map = jax.tree.map  # older versions have it; nothing is in single precision
+# Older versions have it
+jax.tree_map = jax.tree.map  # pyright: ignore[reportAttributeAccessIssue]
+# Nothing is in single precision
 jnp.float32 = jnp.float64
 given = dict(np.load(start))
 obs, action, next_obs, reward = (

@@ -4,13 +4,13 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from pmaprl.cli.errors import UsageError, shortened
 from pmaprl.envs import spaces
@@ -138,23 +138,11 @@ class Policy:
 
     Attributes:
         env: the training environment, without `privileged_state`, which only critics see.
-        run_dir: directory of the run.
-        step: environment steps trained for.
-        seed: seed of the agent.
-        evaluation: mean greedy return at this step; None if it was not evaluated.
-        config: contents of the run's config.json.
-        member: index of the agent in its population.
     """
 
     algorithm: InitVar[Any]
     learner: InitVar[Any]  # the state of one agent of the `algorithm`
     env: EnvSpec
-    run_dir: Path | None = None
-    step: int | None = None
-    seed: int | None = None
-    evaluation: float | None = None
-    config: dict[str, Any] | None = None
-    member: int = 0
 
     def __post_init__(self, algorithm: Any, learner: Any):
         algorithm = with_memory(algorithm)
@@ -173,16 +161,6 @@ class Policy:
 
         self._apply = apply
         self._jitted = jax.jit(apply)
-
-    @property
-    def who(self) -> str:
-        """Name of this agent within its run, in words."""
-        args = self.config["args"] if self.config else {}
-        is_member = args.get("population") or args.get("sweep")
-        if is_member:
-            return f"member {self.member}, with seed {self.seed}"
-        count = args.get("num_seeds", 1)
-        return f"seed {self.seed}, one of {count}" if count > 1 else f"seed {self.seed}"
 
     def __call__(
         self,
@@ -223,7 +201,7 @@ class Policy:
         actions, after = self._jitted(self._learner, seen, carried, key)
         actions = jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), actions)
         ours = any(isinstance(x, Array) for x in jax.tree.leaves(obs))
-        if not (ours or isinstance(jax.tree.leaves(actions)[0], jax.core.Tracer)):
+        if not (ours or isinstance(jax.tree.leaves(actions)[0], Tracer)):
             actions = jax.tree.map(lambda x: np.array(x)[()], actions)
         if memory is None:
             return actions
@@ -277,7 +255,7 @@ class Policy:
                 f"all parts of observations must be of one batch, got batches of {sorted(batches)}"
             )
         given = jax.tree.unflatten(jax.tree.structure(env.obs_like), typed)
-        is_known = not any(isinstance(x, jax.core.Tracer) for x in typed)
+        is_known = not any(isinstance(x, Tracer) for x in typed)
         if is_known and (fault := fault_in(given, env)):
             raise UsageError(fault)
         return given, batches.pop()
@@ -369,10 +347,7 @@ class Policy:
         return Player(self.initial_memory, jax.vmap(sampled_one) if stochastic else greedy)
 
     def __repr__(self) -> str:
-        return (
-            f"Policy(env={self.env.name!r}, run_dir={str(self.run_dir)!r}, "
-            f"step={self.step}, seed={self.seed})"
-        )
+        return f"Policy(env={self.env.name!r})"
 
 
 def _is_key(key: Array) -> bool:
@@ -400,7 +375,7 @@ def _of_batch(
             f"{name} must be {wanted} for each observation, {batch}; got {array.dtype} "
             f"{array.shape}"
         )
-    if not isinstance(array, jax.core.Tracer):
+    if not isinstance(array, Tracer):
         with np.errstate(over="ignore"):
             values = np.asarray(array, np.float32)
         if kind is bool and not np.all((values == 0) | (values == 1)):
@@ -422,7 +397,7 @@ def _in_type(
     Raises:
         UsageError: the type does not hold one of them, as far as values are known.
     """
-    if isinstance(x, jax.core.Tracer) or np.can_cast(x.dtype, dtype, "safe"):
+    if isinstance(x, Tracer) or np.can_cast(x.dtype, dtype, "safe"):
         return x.astype(dtype)
     try:
         typed = cast(np.asarray(x), dtype)

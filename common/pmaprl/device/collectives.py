@@ -26,13 +26,15 @@ import jax.numpy as jnp
 from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
+from pmaprl.device.devices import Device
+
 Results = tuple[list[Any], Array]
 """Results of an operation, and the flag after it."""
 
 
 def in_one_order(
     program: Callable,
-    devices: list[jax.Device],
+    devices: list[Device],
     axis_name: str,
 ) -> Callable:
     """Put the collectives of a program in one order, if its devices are several CPUs.
@@ -131,8 +133,8 @@ def _scan(
     count = len(carry)
 
     def step(carry: tuple, inputs: list) -> tuple:
-        never, *carry = carry
-        results, never = _run(program, [*constants, *carry, *inputs], never)
+        never, *carried = carry
+        results, never = _run(program, [*constants, *carried, *inputs], never)
         return (never, *results[:count]), results[count:]
 
     (never, *carry), outputs = jax.lax.scan(

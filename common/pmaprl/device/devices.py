@@ -34,7 +34,7 @@ def choose_devices(
     envs_per_cpu_device: float = 1,
     processes: int = 1,
     shared: str = "--num-envs",
-) -> list[jax.Device]:
+) -> list[Device]:
     """Choose the devices to train on.
 
     CPU devices are virtual and made here, unless JAX has already started.
@@ -103,7 +103,7 @@ def _num_cores() -> int:
 def choose_roles(
     actors: tuple[int, ...],
     learners: tuple[int, ...],
-) -> tuple[list[jax.Device], list[jax.Device]]:
+) -> tuple[list[Device], list[Device]]:
     """Choose the devices to act on and those to learn on, which may overlap.
 
     CPU devices are virtual, as in `choose_devices`.
@@ -172,7 +172,7 @@ def start_jax() -> None:
     try:
         jax.local_devices()
     except (RuntimeError, AssertionError) as error:
-        platforms = jax.config.jax_platforms
+        platforms = jax.config.values["jax_platforms"]
         what = f"JAX cannot use JAX_PLATFORMS={platforms}" if platforms else "JAX cannot start"
         missing = (
             "there is no such device here, or JAX was installed without it; "
@@ -181,7 +181,7 @@ def start_jax() -> None:
         raise UsageError(f"{what}: {str(error) or missing}") from error
 
 
-def _devices_of_processes() -> list[list[jax.Device]]:
+def _devices_of_processes() -> list[list[Device]]:
     """List the devices of each process.
 
     Raises:
@@ -192,19 +192,19 @@ def _devices_of_processes() -> list[list[jax.Device]]:
     return [jax.local_devices(process) for process in range(jax.process_count())]
 
 
-def _what_there_is(groups: list[list[jax.Device]]) -> str:
+def _what_there_is(groups: list[list[Device]]) -> str:
     where = f"in each of {len(groups)} processes" if len(groups) > 1 else "here"
     return f"{min(map(len, groups))} {groups[0][0].platform} device(s) {where}"
 
 
-def describe(devices: list[jax.Device]) -> str:
+def describe(devices: list[Device]) -> str:
     """Name devices, such as `2 x cpu` or `8 x NVIDIA H100`, and the number of several processes."""
     processes = len({device.process_index for device in devices})
     where = f" in {processes} processes" if processes > 1 else ""
     return f"{len(devices)} x {devices[0].device_kind}{where}"
 
 
-def memory_of(devices: list[jax.Device]) -> float:
+def memory_of(devices: list[Device]) -> float:
     """Bytes that arrays can take on all these devices together.
 
     CPU devices have the memory of each process's machine.
@@ -227,7 +227,7 @@ def check_fits(
     state: Any,
     batch: Any,
     spec: Any,
-    devices: list[jax.Device],
+    devices: list[Device],
 ) -> None:
     """Raise UsageError if the run takes more memory than the devices have.
 

@@ -11,6 +11,7 @@ from jax import Array
 from pmaprl.device.agents import PolicyInput, with_memory
 from pmaprl.device.interface import (
     Actors,
+    GradientContext,
     OffPolicy,
     OnPolicy,
     Rollout,
@@ -405,7 +406,7 @@ def replay_learner(
             sample_keys, *noise_keys = split_keys(group_keys, 3)
             number = same_for_all_seeds(before) + 1
             batch = actors.replay.sample(sample_keys, per_group, args.n_steps, hparams.gamma)
-            context = UpdateContext(
+            context = GradientContext(
                 hparams=hparams,
                 updates=number,
                 keys=tuple(noise_keys),

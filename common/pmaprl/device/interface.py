@@ -81,7 +81,7 @@ class OffPolicy(NamedTuple):
         explore: `explore(learner, obs, noise)` returns the actions of one environment step as the
             buffer keeps them, [N, ...].
         update: `update(learner, batch, context)` makes one gradient update from a `Transition`
-            [B, ...]. It returns the learner and metrics by name.
+            [B, ...] and a `GradientContext`. It returns the learner and metrics by name.
         act: as for `OnPolicy`.
         observe: `observe(learner, transitions, valid)` returns the learner after transitions
             [T, N, ...] were stored. `valid` [T, N] is False where a step does not count, or None.
@@ -103,24 +103,34 @@ class OffPolicy(NamedTuple):
 
 
 class UpdateContext(NamedTuple):
-    """Arguments of an update besides the learner and its data.
+    """Arguments of an update from a rollout besides the learner and the rollout.
 
     Attributes:
         hparams: hyperparameters of this update.
-        updates: [] number of updates done before; for `OffPolicy` the number of gradient updates,
-            this one included.
-        key: random key of this update, the same on every device. None for `OffPolicy`.
+        updates: [] number of updates done before.
+        key: random key of this update, the same on every device.
         minibatches: `minibatches(epochs, minibatches)` returns indices [E, M, B] into this
-            device's samples, flattened from [T, N] to [T * N]. None for `OffPolicy`.
-        keys: two keys for each group of a batch, of which `optim.noise_like` draws. For `OffPolicy`
-            only.
+            device's samples, flattened from [T, N] to [T * N].
     """
 
     hparams: HParams
     updates: Array
-    key: Array | None = None
-    minibatches: Callable | None = None
-    keys: tuple[Array, Array] = ()
+    key: Array
+    minibatches: Callable[[int, int], Array]
+
+
+class GradientContext(NamedTuple):
+    """Arguments of a gradient update from a replay buffer besides the learner and the batch.
+
+    Attributes:
+        hparams: hyperparameters of this update.
+        updates: [] number of gradient updates, this one included.
+        keys: two keys for each group of a batch, of which `optim.noise_like` draws.
+    """
+
+    hparams: HParams
+    updates: Array
+    keys: tuple[Array, ...] = ()
 
 
 class Rollout(NamedTuple):

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeGuard
 
 from pmaprl.cli.errors import UsageError, printable
 
@@ -106,7 +106,7 @@ def _read_texts(texts: Any) -> dict[str, str]:
     return texts
 
 
-def _is_plain(text: Any) -> bool:
+def _is_plain(text: Any) -> TypeGuard[str]:
     if not isinstance(text, str) or len(text) > LONGEST_TEXT:
         return False
     return text.isascii() and text.isprintable()
@@ -186,6 +186,7 @@ class _Connection:
         self.buffer = b""
         self.since = time.monotonic()
         self.member: Member | None = None
+        self.key = ""  # the member's, by which the guard knows it again
 
     def send(self, **message: Any) -> None:
         with suppress(OSError):  # it has gone, which is noticed where one reads
@@ -320,7 +321,7 @@ class Guard:
     def _receive(self, connection: _Connection, member: Member) -> None:
         """Let a process in, or refuse it."""
         known = self._members.get(member.process)
-        comes_again = member.key == (known.member.key if known else self._keys.get(member.process))
+        comes_again = member.key == (known.key if known else self._keys.get(member.process))
         poses_as_first = member.process == 0 and member.key != self._own.key
         if comes_again:  # it has lost its connection, perhaps sooner than was noticed here
             if known:
@@ -340,6 +341,7 @@ class Guard:
     def _admit(self, connection: _Connection, member: Member) -> None:
         """Take a process for one of this run, and let all go on once they are complete."""
         connection.member = member
+        connection.key = member.key
         connection.buffer = b""
         self._unknown.remove(connection)
         self._members[member.process] = connection
@@ -349,7 +351,7 @@ class Guard:
         elif len(self._members) == self._count:
             self._complete = True
             for process, each in self._members.items():
-                self._keys[process] = each.member.key
+                self._keys[process] = each.key
                 each.send(answer=GO, port=self._port)
 
     def _refuse(self, connection: _Connection, member: Member, reason: str, **message: Any) -> None:

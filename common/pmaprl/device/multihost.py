@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from jax.experimental import multihost_utils
 
 from pmaprl.cli.errors import ProcessEnded, TrainingError, UsageError, fail, printable
 from pmaprl.cli.run_flags import RunArgs
+from pmaprl.device.devices import Device
 from pmaprl.device.meeting import meet
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def own(devices: list[jax.Device]) -> list[jax.Device]:
+def own(devices: list[Device]) -> list[Device]:
     """Select the `devices` of this process."""
     return [device for device in devices if device.process_index == jax.process_index()]
 
@@ -103,18 +104,20 @@ def all_or_none(function: Callable[..., T], *args: Any) -> T:
         Exception: the function has failed in this process.
         FailedElsewhere: it has failed in another one.
     """
-    result = error = None
+    attempt: Future[T] = Future()
     try:
-        result = function(*args)
+        attempt.set_result(function(*args))
     except Exception as failure:
-        error = failure
+        attempt.set_exception(failure)
+    error = attempt.exception()
     kind = UsageError.__name__ if isinstance(error, UsageError) else type(error).__name__
     report = None if error is None else (kind, str(error)[:LONGEST_TEXT])
     for process, failure in enumerate(allgather(report)):
         if failure:  # all follow the first one
-            is_alike = error is not None and kind == failure[0]
-            raise error if is_alike else FailedElsewhere(process, *failure)
-    return result
+            if error is not None and kind == failure[0]:
+                raise error
+            raise FailedElsewhere(process, *failure)
+    return attempt.result()
 
 
 def on_first(function: Callable[..., T], *args: Any) -> T:
@@ -122,7 +125,12 @@ def on_first(function: Callable[..., T], *args: Any) -> T:
 
     It fails as `all_or_none` does.
     """
-    return allgather(all_or_none(lambda: function(*args) if is_first() else None))[0]
+
+    def results() -> list[T]:
+        return [function(*args)] if is_first() else []
+
+    (result,) = allgather(all_or_none(results))[0]
+    return result
 
 
 def in_background(function: Callable[[], T]) -> T:
@@ -144,7 +152,12 @@ def in_background(function: Callable[[], T]) -> T:
 
     while max_over_processes(progress()) == UNDER_WAY:
         time.sleep(POLL_INTERVAL)
-    return all_or_none(future.result if future.done() else lambda: None)
+
+    def results() -> list[T]:  # not done: it has failed elsewhere
+        return [future.result()] if future.done() else []
+
+    (result,) = all_or_none(results)
+    return result
 
 
 # ------------------------------------------------------------------------------ meeting and parting

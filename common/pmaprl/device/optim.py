@@ -1,6 +1,6 @@
 """Parts that algorithms build their updates from: gradients, optimizer steps, scheduled flags."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,12 +10,14 @@ import optax
 from flax import struct
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
 
 from pmaprl.device.interface import HParams
 from pmaprl.device.loops import Packed, zeros_of
 from pmaprl.device.loops import unrolled_scan as unrolled_scan  # for algorithms
 from pmaprl.device.sharding import AXIS
 from pmaprl.device.statistics import Metrics, OptionalMetric, across_devices, over_steps
+from pmaprl.device.statistics import Reports as Reports  # for algorithms
 
 
 class AdamState(struct.PyTreeNode):
@@ -381,7 +383,7 @@ def noise_like(keys: Array, x: Array) -> Array:
     """Draw standard normal noise, which does not depend on the number of devices.
 
     Args:
-        keys: [G] keys, one for each group of samples, such as `UpdateContext.keys[0]`.
+        keys: [G] keys, one for each group of samples, such as `GradientContext.keys[0]`.
         x: [B, ...] array that has the shape of the noise. Each key draws B / G samples of it.
 
     Returns:
@@ -394,7 +396,7 @@ def noise_like(keys: Array, x: Array) -> Array:
 
 def hparams_of(
     args: Any,
-    member_values: dict[str, Array] | None = None,
+    member_values: Mapping[str, ArrayLike] | None = None,
     **scheduled: Array,
 ) -> HParams:
     """Hyperparameters of one agent.
@@ -411,12 +413,12 @@ def hparams_of(
         flags describe it.
     """
     initial = {"epsilon": epsilon_after(args, 0)} if hasattr(args, "epsilon_fraction") else {}
-    return HParams(**vars(args) | initial | (member_values or {}) | scheduled)
+    return HParams(**{**vars(args), **initial, **(member_values or {}), **scheduled})
 
 
 def falling(
     args: Any,
-    updates: Array,
+    updates: int | Array,
     fraction: float,
 ) -> Array:
     """Linear decay [] from 1 to 0 over `fraction` of the run, after `updates` [] updates.

@@ -9,6 +9,7 @@ part.
 import math
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -51,7 +52,7 @@ def evolve(
     Returns:
         The state [S, ...] and metrics [S].
     """
-    rules = args.rules._replace(limits=args.rules.limits | (limits or {}))
+    rules = args.rules._replace(limits={**args.rules.limits, **(limits or {})})
     every = -(-args.exchange_interval // args.steps_per_update)  # updates, rounded up
     start = -(-args.pbt_start // args.steps_per_update)
     size = state.run.updates.size
@@ -62,11 +63,13 @@ def evolve(
         objective = objective_of(learner, run, rules.window)
         return learner, run, {SOURCE: places, OBJECTIVE: objective}
 
-    def exchanged(*agents: Any) -> tuple[Any, RunState, Metrics]:
+    def exchanged(learner: Any, run: RunState) -> tuple[Any, RunState, Metrics]:
         if not is_split:
-            return exchange(*agents, args.evolving, rules)
+            return exchange(learner, run, args.evolving, rules)
+        agents = learner, run
         arrays = jax.tree.map(lambda x: gathered(x, GROUPS), key_data(agents))
-        after = exchange(*with_keys(arrays, agents), args.evolving, rules)
+        learner, run = with_keys(arrays, agents)
+        after = exchange(learner, run, args.evolving, rules)
         return jax.tree.map(lambda x: x[places], after)
 
     now = state.run.updates[0]
@@ -225,12 +228,13 @@ def rate_members(
     run: Any,
     env: Env,
     algorithm: Any,
+    directory: Path,
     learners: Any,
     status: str,
 ) -> str:
     """Rate the members of a finished run with --opponent members, and write elo.json.
 
-    `learners` are [S, ...].
+    `learners` are [S, ...]. The file is written to the run's `directory`.
 
     Returns:
         Lines for `Run.finish`; empty if there is nothing to rate.
@@ -245,8 +249,10 @@ def rate_members(
     ratings = elo_ratings(scores, games)
     record = {"env_steps": run.steps, "games": games}
     for name, x in {"ratings": ratings, "scores": scores}.items():
-        record[name] = np.where(np.isnan(x), None, x).tolist()
-    write_json(run.dir / "elo.json", record)
+        entries = x.astype(object)
+        entries[np.isnan(x)] = None
+        record[name] = entries.tolist()
+    write_json(directory / "elo.json", record)
     num_rated = np.sum(~np.isnan(ratings))
     best = np.argsort(-ratings, kind="stable")[:num_rated]  # NaN comes last
     others = f"{games} games of each of {len(best)} members with each other one"

@@ -20,6 +20,7 @@ from pmaprl.cli.run_flags import Members
 from pmaprl.device import multihost
 from pmaprl.device.agents import Player
 from pmaprl.device.collectives import in_one_order
+from pmaprl.device.devices import Device
 from pmaprl.device.drivers import off_policy, on_policy
 from pmaprl.device.evaluation import Episodes, run_episodes
 from pmaprl.device.interface import OffPolicy, OnPolicy
@@ -42,7 +43,8 @@ class Programs(NamedTuple):
         update: `update(state, updates)` runs so many updates, and returns the state and a
             `PackedOutcome`.
         evaluate: `evaluate(state, seed)` plays greedy episodes, and returns `Episodes` [S, J] of
-            each device's share.
+            each device's share. Where a `HostEvaluation` plays instead, it is a function that
+            refuses to.
     """
 
     init: Callable
@@ -56,8 +58,10 @@ def for_seeds(
     env: Env,
 ) -> Programs:
     """Programs of several agents on one device of `AXIS`."""
-    make_driver = off_policy if isinstance(algorithm, OffPolicy) else on_policy
-    driver = make_driver(algorithm, args, env)
+    if isinstance(algorithm, OffPolicy):
+        driver = off_policy(algorithm, args, env)
+    else:
+        driver = on_policy(algorithm, args, env)
 
     def update_one(state: TrainState, num_updates: Array):
         state, columns = repeat_updates(driver.update, state, num_updates)
@@ -144,7 +148,7 @@ def repeat_updates(
 
 def over_devices(
     programs: Programs,
-    devices: list[jax.Device],
+    devices: list[Device],
     sharding: str = "pmap",
 ) -> Programs:
     """Run programs on all devices.
@@ -174,7 +178,7 @@ def over_devices(
     )
 
 
-def _over_members(programs: Programs, devices: list[jax.Device]) -> Programs:
+def _over_members(programs: Programs, devices: list[Device]) -> Programs:
     """Run programs for each device's share of the agents: arrays [1, S, ...] are split along S."""
     sharding = sharding_of_members(devices)
     mesh = sharding.mesh
@@ -228,7 +232,7 @@ def set_up_cache() -> None:
 
     A cache that the user has configured stays as it is.
     """
-    if not jax.config.jax_compilation_cache_dir:
+    if not jax.config.values["jax_compilation_cache_dir"]:
         jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 

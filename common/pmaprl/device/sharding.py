@@ -24,12 +24,13 @@ from jax.flatten_util import ravel_pytree
 
 from pmaprl.cli.run_flags import Members
 from pmaprl.device import multihost
+from pmaprl.device.devices import Device
 
 AXIS = "devices"
 GROUPS = "groups"  # the axis of devices that have agents of their own
 
 
-def sharding_of_members(devices: list[jax.Device]) -> jax.NamedSharding:
+def sharding_of_members(devices: list[Device]) -> jax.NamedSharding:
     """Sharding of arrays [1, S, ...] over devices that have agents of their own."""
     mesh = jax.sharding.Mesh(np.array(devices)[:, None], (GROUPS, AXIS))
     return jax.NamedSharding(mesh, jax.P(None, GROUPS))
@@ -210,7 +211,7 @@ def _merged_shape(shape: tuple[int, ...], processes: int = 1) -> tuple[int, ...]
 def to_devices(
     host: TrainState,
     like: TrainState,
-    devices: list[jax.Device],
+    devices: list[Device],
     sharding: str = "pmap",
 ) -> TrainState:
     """Place a host state on devices: the inverse of `to_host`.
@@ -248,7 +249,7 @@ def place(
     arrays: Arrays,
     make: Callable[[], Any],
     shapes: Any,
-    devices: list[jax.Device],
+    devices: list[Device],
     sharding: str,
 ) -> Any:
     """Place a state on devices, some or all of which was loaded.

@@ -131,6 +131,10 @@ class OptionalMetric(NamedTuple):
     reports: Number  # 1, or 0 where it was not reported
 
 
+Reports = Mapping[str, Array | OptionalMetric]
+"""Metrics of an update, some of which it may not report."""
+
+
 class MetricSums(struct.PyTreeNode):
     """Metrics added up over the updates that reported them, on the device or by NumPy."""
 
@@ -139,7 +143,7 @@ class MetricSums(struct.PyTreeNode):
     count: dict[str, Number]  # number of reports
 
     @classmethod
-    def of(cls, metrics: Mapping[str, Array | OptionalMetric]) -> "MetricSums":
+    def of(cls, metrics: Reports) -> "MetricSums":
         """Take one report of each metric; an `OptionalMetric` says itself if it is one."""
         value = {}
         count = {}

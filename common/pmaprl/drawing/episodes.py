@@ -346,7 +346,8 @@ def _paint_observations(
     maps = {name: values for name, _, values in seen if _is_map(values)}
     numbers = [leaf for leaf in seen if leaf[0] not in maps]
     if len(seen) == len(maps) == 1:
-        return grid(*maps.values(), names_for)
+        (only,) = maps.values()
+        return grid(only, names_for)
     grids = [grid(values, lambda count: (), title=name) for name, values in maps.items()]
     if len(grids) > MOST_MAPS:
         warn(f"only {MOST_MAPS} of {len(grids)} maps that {env.name} shows are drawn")

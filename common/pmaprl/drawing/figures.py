@@ -364,7 +364,7 @@ def _spread_note(lines: list[Line]) -> str:
         shapes.append("shaded")
     if min(points) == 1:
         shapes.append("bars")
-    names = {line.band.name for line in lines}
+    names = {line.band.name for line in lines if line.band}
     mixed = f"{CONFIDENCE}, of fewer than {FEWEST} seeds their range"
     meaning = names.pop() if len(names) == 1 else mixed
     return f"{' and '.join(shapes)}: {meaning}"

@@ -121,7 +121,7 @@ def grid(obs: np.ndarray, names_for: Callable[[int], Sequence[str]], title: str 
     if is_image and maps.dtype == np.uint8:
         high = 255.0
     spread = max(high - low, 1e-9)
-    floor = np.float32(ImageColor.getrgb(FLOOR))
+    floor = np.array(ImageColor.getrgb(FLOOR), np.float32)
     names_of_colors = (PAPER,) if count == 1 else CHANNELS
     colors = np.array([ImageColor.getrgb(color) for color in names_of_colors])
     legend = None if is_image else _legend(count, names_for(count), low, high, title)

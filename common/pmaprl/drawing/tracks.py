@@ -212,10 +212,10 @@ def _background(placed: list[Placed], length: int) -> Image.Image:
         else:
             _plot_lines(axes, place)
         axes.set_xlim(-0.5, length + 0.5)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params("x", integer=True)
         axes.tick_params(labelsize=7, length=3, pad=2, labelbottom=place is placed[-1])
         axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("step", fontsize=8, labelpad=1)
+    figure.axes[-1].set_xlabel("step", fontsize=8, labelpad=1)
     canvas.draw()
     pixels = np.asarray(canvas.buffer_rgba())
     image = Image.fromarray(pixels[..., :3].copy())

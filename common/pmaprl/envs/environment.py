@@ -448,8 +448,8 @@ def _has_arrays(env: HasSpaces) -> bool:
 
 def check_discrete(
     env: HasSpaces, instead: str, needs: str = "Q-learning needs Discrete actions"
-) -> None:
-    """Raise UsageError unless actions are Discrete, two or more.
+) -> Discrete:
+    """Return the space of actions. Raise UsageError unless it is Discrete, of two or more.
 
     Args:
         env: the environment.
@@ -461,10 +461,17 @@ def check_discrete(
         raise UsageError(
             f"{needs}, two or more, and {env.name} has {space}; {instead} can train on it"
         )
+    return space
 
 
-def check_squashable(env: HasSpaces, instead: str) -> None:
-    """Raise UsageError unless actions are Discrete, two or more, or a finite Box.
+SquashableSpace = Discrete | Box
+"""Space of the actions of SAC, which squashes those of a Box."""
+
+
+def check_squashable(env: HasSpaces, instead: str) -> SquashableSpace:
+    """Return the space of actions.
+
+    Raise UsageError unless it is Discrete, of two or more, or a finite Box.
 
     Args:
         env: the environment.
@@ -472,8 +479,7 @@ def check_squashable(env: HasSpaces, instead: str) -> None:
     """
     space = env.action_space
     if not isinstance(space, Box):
-        check_discrete(env, instead, "SAC needs a Box or Discrete actions")
-        return
+        return check_discrete(env, instead, "SAC needs a Box or Discrete actions")
     with np.errstate(over="ignore", invalid="ignore"):
         finite = np.isfinite(space.high - space.low)
     if not (finite & (space.low < space.high)).all():
@@ -483,3 +489,4 @@ def check_squashable(env: HasSpaces, instead: str) -> None:
             "each must be finite, as must their difference, the lower below the upper; "
             f"{instead} can train on it"
         )
+    return space

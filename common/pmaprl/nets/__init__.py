@@ -3,7 +3,7 @@
 They are encoders, layers, heads, distributions and normalisers.
 """
 
-from pmaprl.envs.environment import check_discrete, check_squashable
+from pmaprl.envs.environment import SquashableSpace, check_discrete, check_squashable
 from pmaprl.envs.masks import (
     empty_action,
     largest_entropy,

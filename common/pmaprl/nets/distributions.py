@@ -9,7 +9,7 @@ import math
 import operator
 from collections.abc import Iterable
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import flax.linen as nn
 import jax
@@ -233,6 +233,10 @@ class Normal(struct.PyTreeNode):
         z = (self.mean - other.mean) * jnp.exp(-other.log_std)
         terms = jnp.expm1(wider) - wider + z**2
         return 0.5 * jnp.sum(terms, axis=-1, where=own)
+
+    def symmetric_kl_to_uniform(self) -> NoReturn:
+        """Refuse: no density is uniform over all numbers."""
+        raise NotImplementedError("a Normal has no divergence to a uniform policy")
 
     def _action(self, x: Array) -> Array:
         return x * jnp.array(self.scale) + jnp.array(self.offset)

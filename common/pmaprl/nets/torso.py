@@ -277,7 +277,7 @@ class BatchNorm(nn.Module):
 
 
 def joint_forward(
-    network: nn.Module,
+    network: "nn.Module | Ensemble",
     variables: Any,
     one: tuple,
     other: tuple,

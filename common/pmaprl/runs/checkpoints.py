@@ -93,7 +93,7 @@ def _digest_rows(arrays: Arrays) -> np.ndarray:
         rows = np.ascontiguousarray(arrays[name])
         in_bytes = rows.reshape(len(rows), -1).view(np.uint8)
         for digest, row in zip(digests, in_bytes, strict=True):
-            digest.update(row)
+            digest.update(row.data)
     return np.stack([np.frombuffer(digest.digest(), np.uint8) for digest in digests])
 
 
@@ -167,6 +167,7 @@ class Checkpoints:
 
     def path(self, step: int) -> Path:
         """The folder of a checkpoint, which need not exist."""
+        assert self.directory, "only a run with a directory has checkpoints"
         return self.directory / str(step)
 
     def _folders(self) -> list[Path]:
@@ -299,11 +300,13 @@ class Checkpoints:
         _hide_noise()
         # If a folder could not be made in the background, threads would wait for it for minutes
         at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
-        evaluation = {"returns": returns} if returns else None
-        path = self.path(step).absolute()
-        refuse_link(self.directory)  # it may have become one since the save began
+        evaluation: Any = {"returns": returns} if returns else None  # JSON
+        path = self.path(step)
+        refuse_link(path.parent)  # it may have become one since the save began
         with ocp.Context(async_options=at_once):
-            return ocp.save_async(path, stored, overwrite=True, custom_metadata=evaluation)
+            return ocp.save_async(
+                str(path.absolute()), stored, overwrite=True, custom_metadata=evaluation
+            )
 
     def check_files(self) -> None:
         """Raise UsageError if a checkpoint, or the rest of one, is a link or has links in it."""
@@ -442,7 +445,7 @@ def read(
     try:
         size = _size_on_disk(path)
         with context:
-            stored = ocp.metadata(path.absolute()).metadata
+            stored = ocp.metadata(str(path.absolute())).metadata
             _check_names(stored)
             if parts != {""}:
                 stored = {name: x for name, x in stored.items() if part_of(name) in parts}
@@ -452,7 +455,7 @@ def read(
                 _check_fit(returned, expected, optional, str(path))
             _check_sizes(stored, like, size)
             targets = {name: _restore_target(name, x) for name, x in stored.items()}
-            loaded = ocp.load(path.absolute(), targets)
+            loaded = ocp.load(str(path.absolute()), targets)
         arrays = {}
         for name, x in loaded.items():
             local = x.addressable_data(0) if isinstance(x, jax.Array) else x

@@ -4,7 +4,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -208,7 +208,7 @@ def brief(number: float, unit: str = "") -> str:
     return f"{number:.3g}{unit}"
 
 
-def brief_returns(returns: float | list[float | None] | None, is_population: bool) -> str:
+def brief_returns(returns: float | Sequence[float | None] | None, is_population: bool) -> str:
     """Format returns: mean ± deviation of seeds; best, median and worst of a population."""
     numbers = np.array(returns, float, ndmin=1)  # None becomes NaN
     finite = numbers[np.isfinite(numbers)]

@@ -34,6 +34,7 @@ from pmaprl.cli.files import (
 from pmaprl.cli.run_flags import MEANING, ONE_TIME, brief_value, differences
 from pmaprl.cli.stored import LARGE, check_regular, entries_of
 from pmaprl.device import multihost
+from pmaprl.device.devices import Device
 from pmaprl.runs.checkpoints import FOLDER, Checkpoints, is_checkpoint, step_of
 from pmaprl.runs.lock import LOCK, check_free
 
@@ -63,7 +64,7 @@ FILES = (
 SECONDS_TO_APPEAR = 10  # time after which a file of another host has to be visible
 
 
-def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) -> dict[str, Any]:
+def describe_run(args: Any, script: str, env: Any, devices: list[Device]) -> dict[str, Any]:
     """Collect the content of `config.json`: everything needed to repeat the run."""
     path = Path(script).resolve()
     suite, env_id = split_name(args.env)

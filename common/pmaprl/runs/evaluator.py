@@ -1,8 +1,7 @@
 """Evaluations of a run: on the devices between two chunks, on the host beside the training."""
 
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -10,14 +9,27 @@ from jax.experimental import multihost_utils
 
 from pmaprl.cli.errors import TrainingError
 from pmaprl.device import multihost
-from pmaprl.device.evaluation import SEED, Episodes, fault_of
+from pmaprl.device.evaluation import Episodes, fault_of
 from pmaprl.runs.checkpoints import overall
 from pmaprl.runs.console import brief_returns
 from pmaprl.runs.metrics import Row
+from pmaprl.runs.recorder import Recorder
 from pmaprl.runs.results import EvaluationResult
+from pmaprl.runs.saving import Saver
+from pmaprl.runs.setup import Setup
 
 POLL_INTERVAL = 0.01  # seconds between two looks at an evaluation that is waited for
 MOST_PENDING = 8  # evaluations, each with a learner on the host
+
+
+class Beside(Protocol):
+    """Player of evaluations beside the training, such as a `HostEvaluation`."""
+
+    def begin(self, step: int, state: Any) -> None: ...
+
+    def poll(self) -> Episodes | None: ...
+
+    def stop(self) -> None: ...
 
 
 class Evaluations:
@@ -27,75 +39,83 @@ class Evaluations:
     pending, the training waits.
     """
 
-    def __init__(self, run: Any, newest: EvaluationResult):
+    def __init__(
+        self,
+        setup: Setup,
+        saver: Saver,
+        recorder: Recorder,
+        newest: EvaluationResult,
+        beside: Beside | None = None,
+    ):
         """Prepare the evaluations of a run.
 
         Args:
-            run: the `Run`, whose parts they use.
+            setup: what is known of the run.
+            saver: stores returns with the checkpoints.
+            recorder: writes results into rows.
             newest: the last evaluation before it, if there was one.
+            beside: plays beside the training. None: the devices play between two chunks.
         """
-        self._run = run
+        self._setup = setup
+        self._args = setup.args
+        self._clock = setup.clock
+        self._console = setup.console
+        self._saver = saver
+        self._recorder = recorder
         self.newest = newest
-        _, best = multihost.on_first(run.saver.checkpoints.best)
+        self.beside = beside
+        _, best = multihost.on_first(saver.checkpoints.best)
         self.goal_reached = self._reaches_goal(best)  # by any evaluation, not only the newest
-        self.evaluate: Callable | None = None  # program that plays on the devices
-        self.beside: Any = None  # a `HostEvaluation`, which plays beside the training instead
         self._newest_begun = newest.step if newest.evaluation else None
         self._pending: dict[int, Row] = {}  # times of pending evaluations by step, oldest first
-        run.saver.checkpoints.under_evaluation = self._pending
+        saver.checkpoints.under_evaluation = self._pending
         self._has_waited = False
 
     def is_due(self, step: int) -> bool:
         """True if the state at this step has not been evaluated yet."""
         return self._newest_begun != step
 
-    def dispatch(self, state: Any) -> Any:
-        """Begin to play on the devices; the next update may take the state as soon as this returns.
-
-        Returns:
-            Episodes on the devices, still under computation.
-        """
-        return self.evaluate(state, np.int32(SEED))
-
     def begin(self, step: int, played: Any) -> None:
         """Evaluate the state at this step, unless that is done or the run is to stop.
 
         Args:
             step: environment steps.
-            played: the episodes of `dispatch`; for an evaluation beside the training, the state on
-                the host.
+            played: the episodes, still under computation on the devices; for an evaluation beside
+                the training, the state on the host.
         """
         if not self.is_due(step):
             return
-        run = self._run
         self._newest_begun = step
-        moment = {"time/wall": run.clock.wall, "time/compile": run.clock.seconds["compile"]}
+        moment = {
+            "time/wall": self._clock.wall,
+            "time/compile": self._clock.seconds["compile"],
+        }
         while len(self._pending) >= MOST_PENDING:
-            if run.no_more_evaluations():
+            if self._no_more():
                 return
             if not self._has_waited:
                 self._has_waited = True
                 why = f"as {MOST_PENDING} evaluations are pending"
-                run.console.warn(
+                self._console.warn(
                     f"the training waits, {why}: fewer --eval-episodes or a longer "
                     "--eval-interval help"
                 )
             self.poll()
             self._rest()
         self._pending[step] = moment
-        with run.clock.timed("eval"):
+        with self._clock.timed("eval"):
             if self.beside:
                 self.beside.begin(step, played)
             else:  # it belongs to this step's row and checkpoint
-                episodes = episodes_of(played, run.args)
+                episodes = episodes_of(played, self._args)
                 if fault := fault_of(episodes):
-                    why = f"{run.env_name} {fault}"
-                    run.console.warn(f"the evaluation at step {step:,} does not count: {why}")
+                    why = f"{self._setup.env_name} {fault}"
+                    self._console.warn(f"the evaluation at step {step:,} does not count: {why}")
                 self._end(step, episodes)
 
     def poll(self, may_fail: bool = True) -> None:
         """Take the result of the oldest evaluation, if it has ended; warn if it has failed."""
-        if not self._pending:
+        if not self.beside or not self._pending:
             return
         step = next(iter(self._pending))
         try:
@@ -105,28 +125,27 @@ class Evaluations:
             failure = f"the evaluation at step {step:,} {error}"
             if not may_fail:
                 raise TrainingError(failure) from error
-            self._run.console.warn(failure)
+            self._console.warn(failure)
             return
         if episodes:
             self._end(step, episodes)
 
     def _end(self, step: int, episodes: Episodes) -> None:
-        run = self._run
-        self.newest = EvaluationResult(step, metrics_of(episodes, run.is_game))
+        self.newest = EvaluationResult(step, metrics_of(episodes, self._setup.is_game))
         self.goal_reached |= self._reaches_goal(self.newest.returns)
-        if step < run.total:  # the end of a run says it with more numbers
-            earned = brief_returns(self.newest.returns, run.args.is_population)
-            run.console.say(f"greedy   return {earned} at step {step:,}")
-        run.recorder.add_evaluation(*self.newest, self._pending[step])
-        run.saver.add_evaluation(*self.newest)
+        if step < self._setup.total:  # the end of a run says it with more numbers
+            earned = brief_returns(self.newest.returns, self._args.is_population)
+            self._console.say(f"greedy   return {earned} at step {step:,}")
+        self._recorder.add_evaluation(*self.newest, self._pending[step])
+        self._saver.add_evaluation(*self.newest)
         del self._pending[step]  # from now on its checkpoint may be deleted, unless it is the best
 
     def finish(self) -> None:
         """Wait for all evaluations, unless the run is stopped."""
         count = len(self._pending)
         if count:
-            self._run.console.say(f"waiting for {count} evaluation{'s' * (count > 1)} ...")
-        while self._pending and not self._run.no_more_evaluations():
+            self._console.say(f"waiting for {count} evaluation{'s' * (count > 1)} ...")
+        while self._pending and not self._no_more():
             self.poll(may_fail=len(self._pending) > 1)
             self._rest()
 
@@ -135,14 +154,14 @@ class Evaluations:
         count = len(self._pending)
         if count:
             warning = f"{count} due evaluation{'s were' if count > 1 else ' was'} not played"
-            self._run.console.warn(warning + self._played_later())
+            self._console.warn(warning + self._played_later())
         if self.beside:
             self.beside.stop()
 
     def _played_later(self) -> str:
         """Name the pending evaluations that --resume plays: the last one, and any after a save."""
-        saved = self._run.saver.newest_step
-        later = sum(step > saved or step == saved == self._run.total for step in self._pending)
+        saved = self._saver.newest_step
+        later = sum(step > saved or step == saved == self._setup.total for step in self._pending)
         if not later:
             return ""
         if later == len(self._pending):
@@ -150,11 +169,18 @@ class Evaluations:
         return f": --resume plays the last {later if later > 1 else 'one'}"
 
     def _reaches_goal(self, returns: list[float]) -> bool:
-        goal = self._run.args.stop_at_return
-        return goal is not None and overall(returns, self._run.args.is_population) >= goal
+        goal = self._args.stop_at_return
+        return goal is not None and overall(returns, self._args.is_population) >= goal
+
+    def _no_more(self) -> bool:
+        """True if no evaluation is to be played or waited for any more.
+
+        All processes have to ask at the same time.
+        """
+        return bool(self._args.benchmark or self._setup.interruption.received())
 
     def _rest(self) -> None:
-        with self._run.clock.timed("eval"):
+        with self._clock.timed("eval"):
             time.sleep(POLL_INTERVAL)
 
 

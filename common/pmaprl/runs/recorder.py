@@ -1,98 +1,45 @@
 """Rows of metrics in `metrics.jsonl` and on the console, one for every chunk of updates."""
 
 import math
-import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from pmaprl.cli.errors import TrainingError
 from pmaprl.device.outcome import Outcome
 from pmaprl.envs.bytes import IN_BOUNDS
 from pmaprl.envs.ranges import IN_SPACE, OUTSIDE
-from pmaprl.runs.metrics import Log, LogWriter, Row, is_number, jsonable, read_log
-
-Callback = Callable[[Row], Any]
-"""Function that is called with every row of metrics, once it is written; True ends the run."""
-
-
-class Clock:
-    """Wall clock and training clock; the latter excludes evaluation and saving."""
-
-    def __init__(self):
-        self.seconds = dict.fromkeys(("compile", "eval", "checkpoint", "host"), 0.0)
-        self._made = time.perf_counter()
-        self._began = self._made
-        self.wall_before = 0.0  # seconds of earlier invocations
-        self.trained_before = 0.0  # seconds of training in earlier invocations
-        self._last_lap = 0.0  # seconds of training at the last lap
-
-    def begin(self) -> None:
-        """Begin to train."""
-        self._began = time.perf_counter()
-
-    def go_on(self, log: Log) -> None:
-        """Add the seconds of earlier invocations of the run, which they have logged."""
-        if is_number(log.wall_seconds) and is_number(log.trained_seconds):
-            self.wall_before = log.wall_seconds
-            self.trained_before = log.trained_seconds
-
-    @property
-    def wall(self) -> float:
-        """Seconds since the clock was made, and those of earlier invocations."""
-        return self.wall_before + time.perf_counter() - self._made
-
-    @property
-    def since_begin(self) -> float:
-        """Seconds since training began, with evaluation and saving."""
-        return time.perf_counter() - self._began
-
-    @property
-    def trained(self) -> float:
-        """Seconds of training, without evaluation and saving."""
-        return self.since_begin - self.seconds["eval"] - self.seconds["checkpoint"]
-
-    def lap(self) -> float:
-        """Seconds of training since the last call, or since training began."""
-        before = self._last_lap
-        self._last_lap = self.trained
-        return self._last_lap - before
-
-    @contextmanager
-    def timed(self, name: str):
-        """Add the time inside to one of `seconds`."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.perf_counter() - began
+from pmaprl.runs.metrics import LogWriter, Row, jsonable, read_log
+from pmaprl.runs.setup import Setup
 
 
 class Chunk:
     """Updates of one row, dispatched in one or several calls, and the evaluation of their row."""
 
-    def __init__(self, first_step: int):
+    def __init__(self, first_step: int, last_step: int, read: Callable[[], Outcome]):
+        """Begin with a dispatched call.
+
+        Args:
+            first_step: environment steps before it.
+            last_step: environment steps after it.
+            read: waits for the call and returns its outcome.
+        """
         self.first_step = first_step
-        self.last_step = first_step
+        self.last_step = last_step
         self.is_whole = False  # True: write the row as soon as its updates are done
         self.evaluation: Row = {}
-        self._known: Outcome | None = None
-        self._newest: Callable[[], Outcome] | None = None  # waits for the newest call
+        self._read = cache(read)  # waits for all its calls
 
     def add(self, last_step: int, read: Callable[[], Outcome]) -> None:
         """Add a dispatched call up to a step, and wait for the call before it."""
-        _ = self.outcome
+        known = self.outcome
         self.last_step = last_step
-        self._newest = read
+        self._read = cache(lambda: known.followed_by(read()))
 
     @property
     def outcome(self) -> Outcome:
         """Outcome of all its updates, once they are done."""
-        if self._newest:
-            newest = self._newest()
-            self._newest = None
-            self._known = self._known.followed_by(newest) if self._known else newest
-        return self._known
+        return self._read()
 
     @property
     def broken(self) -> dict[int, tuple[int, str]]:
@@ -110,25 +57,31 @@ class Chunk:
 class Recorder:
     """Holds back the row of the newest chunk until it is asked to write it."""
 
-    def __init__(self, run: Any):
+    def __init__(self, setup: Setup, first_step: int, last_good: Callable[[], str]):
         """Open the log of a run.
 
         Args:
-            run: the `Run`, whose parts it uses. Without a directory only the console shows rows.
+            setup: what is known of the run. Without a directory only the console shows rows.
+            first_step: environment steps before this invocation.
+            last_good: names the checkpoint from which a run that broke can go on.
         """
-        self._run = run
-        self._args = run.args
-        self._clock = run.clock
+        self._args = setup.args
+        self._clock = setup.clock
+        self._console = setup.console
+        self._callback = setup.callback
+        self._cautions = dict(setup.cautions)  # without those that were shown
+        self._first_step = first_step
+        self._last_good = last_good
         self.stop_requested = False  # by the callback
-        self._log = None
-        if run.dir:
-            self._log = LogWriter(run.dir, run.args, run.config, resume_at=run.first_step)
-            self._clock.go_on(read_log(run.dir, ()))
+        self._log: LogWriter | None = None
+        if setup.dir:
+            self._log = LogWriter(setup.dir, setup.args, setup.config, resume_at=first_step)
+            self._clock.go_on(read_log(setup.dir, ()))
         self._broken: set[int] = set()  # members of a population that were given up
         self._elsewhere = 0.0  # seconds of evaluations and saves before the newest row
         self.chunk: Chunk | None = None  # the newest one, until its row is written
 
-    def add(self, first_step: int, last_step: int, read: Callable[[], Outcome]) -> None:
+    def add(self, first_step: int, last_step: int, read: Callable[[], Outcome]) -> Chunk:
         """Add dispatched updates to the row that is held back, or to a new one.
 
         Args:
@@ -136,13 +89,18 @@ class Recorder:
             last_step: environment steps after them.
             read: waits for the updates and returns their outcome.
 
+        Returns:
+            The chunk of the row.
+
         Raises:
             TrainingError: a metric of earlier updates was not finite.
         """
         self.wait()
         if self.chunk is None:
-            self.chunk = Chunk(first_step)
-        self.chunk.add(last_step, read)
+            self.chunk = Chunk(first_step, last_step, read)
+        else:
+            self.chunk.add(last_step, read)
+        return self.chunk
 
     def wait(self) -> None:
         """Wait until the newest updates are done.
@@ -190,20 +148,19 @@ class Recorder:
             row = self._emit(row, whole=not fails)
             if fails:  # the console shows the error instead of the row
                 raise self._error(chunk)
-            self._run.console.update(chunk.last_step, row)
+            self._console.update(chunk.last_step, row)
             self._give_up(chunk)
             self._caution(row)
 
     def _caution(self, row: Row) -> None:
         """Warn once of each metric that is above the limit that the algorithm names for it."""
-        cautions = self._run.cautions
-        for metric, (limit, text) in list(cautions.items()):
+        for metric, (limit, text) in list(self._cautions.items()):
             value = row.get(metric)
             values = value if isinstance(value, list) else [value]
             largest = max([x for x in values if x is not None], default=limit)
             if largest > limit:
-                del cautions[metric]
-                self._run.console.warn(
+                del self._cautions[metric]
+                self._console.warn(
                     f"by step {row['env_steps']:,} {metric} is {largest:.2g}: {text}"
                 )
 
@@ -215,13 +172,13 @@ class Recorder:
         row = {name: jsonable(value) for name, value in row.items()}
         if self._log:
             self._log.write(row)
-        if whole and self._run.callback and self._run.callback(dict(row)):
+        if whole and self._callback and self._callback(dict(row)):
             self.stop_requested = True
         return row
 
     def _times(self, chunk: Chunk, seconds: float) -> dict[str, float]:
         clock = self._clock
-        done = chunk.last_step - self._run.first_step
+        done = chunk.last_step - self._first_step
         times = {
             "sps": self._speed_of(chunk, seconds),
             "sps_total": chunk.last_step / max(clock.trained_before + clock.trained, 1e-9),
@@ -263,7 +220,7 @@ class Recorder:
         if name == IN_SPACE:
             advice = f"an observation {OUTSIDE}"
         where = f"{name} is not finite at step {step} (seed {seed})"
-        return TrainingError(f"{where}; {self._run.saver.last_good()}; {advice}")
+        return TrainingError(f"{where}; {self._last_good()}; {advice}")
 
     def _give_up(self, chunk: Chunk) -> None:
         """Warn of members that have broken in this chunk; the others go on."""
@@ -276,7 +233,7 @@ class Recorder:
             members += f" and {len(new) - 10} more"
         rest = self._args.num_agents - len(self._broken)
         _, metric = chunk.broken[new[0]]
-        self._run.console.warn(
+        self._console.warn(
             f"by step {chunk.last_step:,} {metric} of member{'s' * (len(new) > 1)} {members} is "
             f"not finite; {rest} go on"
         )

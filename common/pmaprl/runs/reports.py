@@ -187,8 +187,8 @@ def summary_of_seeds(returns: np.ndarray, first_seed: int) -> str:
     worst = known[finite.argmin()]
     return (
         f"{name} {middle}{ends} over {len(finite)} seeds, "
-        f"best {brief(returns[best])} (seed {first_seed + best}), "
-        f"worst {brief(returns[worst])} (seed {first_seed + worst}){broken}"
+        f"best {brief(float(returns[best]))} (seed {first_seed + best}), "
+        f"worst {brief(float(returns[worst]))} (seed {first_seed + worst}){broken}"
     )
 
 

@@ -11,31 +11,30 @@ on: a callback, --stop-at-return, or other processes.
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from pmaprl.cli.checks import LARGEST
 from pmaprl.cli.errors import TrainingError
 from pmaprl.cli.files import write_json
 from pmaprl.device import multihost
+from pmaprl.device.evaluation import SEED
 from pmaprl.device.outcome import Outcome
-from pmaprl.device.programs import Programs, compile_together, set_up_cache
+from pmaprl.device.programs import Programs, compile_together
 from pmaprl.device.sharding import copied, host_like, place, to_host
 from pmaprl.runs import reports, results
-from pmaprl.runs.console import Console
-from pmaprl.runs.directory import agree_on_directory, check_shared, claim_directory, describe_run
-from pmaprl.runs.evaluator import Evaluations
-from pmaprl.runs.intervals import intervals_of, next_boundary
+from pmaprl.runs.directory import check_shared, claim_directory
+from pmaprl.runs.evaluator import Beside, Evaluations
+from pmaprl.runs.intervals import next_boundary
 from pmaprl.runs.lock import is_ours
-from pmaprl.runs.metrics import import_writers
-from pmaprl.runs.recorder import Callback, Clock, Recorder
+from pmaprl.runs.recorder import Recorder
 from pmaprl.runs.saving import Saver, load
-from pmaprl.runs.signals import Interruption
+from pmaprl.runs.setup import Setup
 
 MOST_UPDATES = 2**30  # most updates of one call
 CALL_SECONDS = 2.0  # time of one call's updates; short, because nothing ends a run within a call
@@ -74,11 +73,8 @@ class Due(NamedTuple):
     """Evaluation and save of a state, which wait until the state is known to be sound."""
 
     step: int
-    evaluate: bool
-    save: bool
-    played: Any  # episodes of an evaluation on the devices, or None
-    fetch: Callable[[], Any] | None  # returns the state to save, on the host
-    fetch_learner: Callable[[], Any] | None  # returns the state without environments, on the host
+    evaluated: Callable[[], Any] | None  # returns what `Evaluations.begin` takes; None: not due
+    fetch: Callable[[], Any] | None  # returns the state to save, on the host; None: not due
 
 
 class Run:
@@ -86,72 +82,67 @@ class Run:
 
     def __init__(
         self,
-        args: Any,
-        script: str,
-        env: Any,
-        devices: list[jax.Device],
-        notes: dict[str, str],
-        callback: Callback | None = None,
-        cautions: Mapping[str, tuple[float, str]] | None = None,
+        setup: Setup,
+        programs: Programs,
+        shapes: Any,
+        beside: Beside | None = None,
     ):
-        """Choose the run's directory, without writing anything.
+        """Load the state from which the run begins, and claim its directory.
 
         Args:
-            args: the flags.
-            script: file of the algorithm.
-            env: the environment, with a `name` and a `spec`.
-            devices: the devices of all processes.
-            notes: lines for the header, by their first word.
-            callback: called with every row of metrics.
-            cautions: limits of metrics, see `OnPolicy`.
+            setup: what is known of the run.
+            programs: its programs, not yet compiled.
+            shapes: shapes of the state.
+            beside: a `HostEvaluation`, which replaces the program `evaluate`.
 
         Raises:
-            UsageError: the directory or an extra cannot be used.
+            UsageError: the directory or what is to be loaded cannot be used.
         """
-        import_writers(args)  # fails before anything is written
-        set_up_cache()
-        self.args = args
-        self.devices = devices
-        self.is_game = getattr(env, "is_game", False)
-        self.env_name = env.name
-        self.cautions = dict(cautions or {})  # without those that were shown
-        self.total = args.num_updates * args.steps_per_update
-        self._end = min(self.total, args.stop_after or self.total)  # of this invocation
-        self.intervals = intervals_of(args, on_accelerator=devices[0].platform != "cpu")
-        self._intervals = {"log": self.intervals.log, "exchange": args.exchange_interval}
-        if not args.benchmark:
+        self.args = setup.args
+        self.devices = setup.devices
+        self.total = setup.total
+        self.config = setup.config
+        self.path = setup.path
+        self.dir = setup.dir
+        self.console = setup.console
+        self.clock = setup.clock
+        self._end = setup.end
+        self._callback = setup.callback
+        self._interruption = setup.interruption
+        self._programs = programs  # compiled once `start` returns
+        self._shapes = shapes
+        self._intervals = {"log": setup.intervals.log, "exchange": self.args.exchange_interval}
+        if not self.args.benchmark:
             self._intervals |= {
-                "eval": self.intervals.eval,
-                "checkpoint": self.intervals.checkpoint,
+                "eval": setup.intervals.eval,
+                "checkpoint": setup.intervals.checkpoint,
             }
-        self.config = describe_run(args, script, env, devices)
-        self.path, changes = agree_on_directory(args, self.config)
-        is_first = multihost.is_first()
-        self.dir = self.path if is_first else None  # directory in which this process writes
-        self.console = Console(
-            args.quiet or args.benchmark, self.total, args.is_population, speaks=is_first
-        )
-        self._interruption = Interruption(self.console)
-        self.steps = 0
-        self.first_step = 0
         # Further entries of `result.json` and --benchmark; actors add theirs when they end
         self.figures: dict[str, Any] = {}
-        self._header = reports.header(self, env.name, notes, changes)
-        self.clock = Clock()
-        self.callback = callback if is_first else None
-        self.saver = self.recorder = self.evaluations = None  # until `start`
         self._due: Due | None = None
-        self._pace = Pace(first=math.ceil(args.least_log_interval / args.steps_per_update))
+        first = math.ceil(self.args.least_log_interval / self.args.steps_per_update)
+        self._pace = Pace(first)
+
+        self.console.say(setup.header)
+        check_shared(self.path)
+        start = load(self.args, self.config, host_like(shapes), self.console)
+        self._loaded = start.arrays  # until `start` places them on the devices
+        self._has_ended = start.has_ended
+        self.first_step = start.step
+        self.steps = start.step
+        # A run that trains no more keeps its stored flags
+        if self.dir and self.steps < self.total:
+            self.console.say(claim_directory(self.dir, self.config, self.args.overwrite))
+        self.saver = Saver(self.path, self.args, start)
+        self.recorder = Recorder(setup, self.first_step, self.saver.last_good)
+        self.evaluations = Evaluations(setup, self.saver, self.recorder, start.newest, beside)
 
     def __enter__(self) -> "Run":
-        self._interruption.start()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.console.stop(self.steps)
         self._interruption.stop()
-        if self.evaluations is None:
-            return
         if self._due and isinstance(error, Exception):
             with suppress(Exception):  # `error` is reported, not a later one
                 self.catch_up()
@@ -167,48 +158,34 @@ class Run:
                 write_json(self.dir / results.RESULT, reports.result(self, "failed") | reason)
         self.console.attempt("log", self.recorder.close)
 
-    def start(
-        self, programs: Programs, members: Any, shapes: Any, example: Any, beside: Any = None
-    ) -> tuple[Any, Any]:
-        """Compile the programs, and make or load the state.
+    def start(self, members: Any, example: Any) -> tuple[Any, Callable]:
+        """Compile the programs, and make the state, or place the loaded one on the devices.
 
         Args:
-            programs: the programs.
             members: argument of `init`.
-            shapes: shapes of the state.
             example: shapes of the other arguments of `update`.
-            beside: a `HostEvaluation`, which replaces the program `evaluate`.
 
         Returns:
-            The state and the compiled update; (None, None) if nothing is left to do.
+            The state, and the compiled update. If nothing is left to do, the state is None, and
+            nothing is compiled.
         """
-        self.console.say(self._header)
-        check_shared(self.path)
-        start = load(self.args, self.config, host_like(shapes), self.console)
-        self.first_step = self.steps = start.step
-        # A run that trains no more keeps its stored flags
-        if self.dir and self.steps < self.total:
-            self.console.say(claim_directory(self.dir, self.config, self.args.overwrite))
-        self.saver = Saver(self.path, self.args, start)
-        self.recorder = Recorder(self)
-        self.evaluations = Evaluations(self, start.newest)
-        if start.has_ended and (self.steps >= self._end or self.evaluations.goal_reached):
-            return None, None
+        loaded = self._loaded
+        self._loaded = {}  # they stay in memory no longer
+        if self._has_ended and (self.steps >= self._end or self.evaluations.goal_reached):
+            return None, self._programs.update
         self.console.say("compiling ...")
         self.console.show_bar(self.steps)
         self.console.doing("compiling")
         with self.clock.timed("compile"):
-            programs = compile_together(programs, members, shapes, example)
+            self._programs = compile_together(self._programs, members, self._shapes, example)
             # Resumed runs begin with other episodes
             seeds = np.int32((members.seed.astype(np.int64) + self.steps) % LARGEST)
-            make = partial(programs.init, members._replace(seed=seeds))
-            state = place(start.arrays, make, shapes, self.devices, self.args.sharding)
+            make = partial(self._programs.init, members._replace(seed=seeds))
+            state = place(loaded, make, self._shapes, self.devices, self.args.sharding)
         self.console.say(f"compiled in {self.clock.seconds['compile']:.1f} s")
-        self.evaluations.evaluate = programs.evaluate
-        self.evaluations.beside = beside
         self.console.doing("training")
         self.clock.begin()
-        return state, programs.update
+        return state, self._programs.update
 
     @property
     def unfinished(self) -> bool:
@@ -240,13 +217,6 @@ class Run:
             self._interruption.received() or multihost.max_over_processes(self.wants_to_stop)
         )
 
-    def no_more_evaluations(self) -> bool:
-        """True if no evaluation is to be played or waited for any more.
-
-        All processes have to ask at the same time.
-        """
-        return bool(self.args.benchmark or self._interruption.received())
-
     def next_chunk(self) -> np.int32:
         """Number of updates up to the next step at which anything is due."""
         next_due = min(next_boundary(self.steps, interval) for interval in self._intervals.values())
@@ -276,7 +246,7 @@ class Run:
         self.steps = self.steps + int(updates) * self.args.steps_per_update
         self.evaluations.poll()
         self.catch_up()
-        self.recorder.add(before, self.steps, read)
+        chunk = self.recorder.add(before, self.steps, read)
         self._pace.note(int(updates), self.clock.trained)
         self.console.reach(before)
         due = {
@@ -286,12 +256,12 @@ class Run:
         }
         if self.steps >= self._end or (self.args.keep_best and "eval" in due):
             due |= {"eval", "checkpoint"}
-        self.recorder.chunk.is_whole = bool(due)
+        chunk.is_whole = bool(due)
         if due & {"eval", "checkpoint"}:
             self._evaluate_and_save(
                 state, evaluate="eval" in due, save="checkpoint" in due, goes_on=self._goes_on
             )
-        elif (self.callback and due) or multihost.count() > 1:
+        elif (self._callback and due) or multihost.count() > 1:
             self.recorder.wait()  # costs nothing, as processes wait for each other anyway
             self.catch_up()  # the callback may end the run here
 
@@ -322,17 +292,10 @@ class Run:
             self.recorder.wait()  # raises an error: a broken state is not even evaluated
             fetch = self._fetched(self.saver.to_host, state) if save else None
             fetch_learner = partial(to_host, without_envs)
-        played = None
+        evaluated = fetch_learner if evaluate_on_host else None
         if evaluate and not evaluate_on_host:
-            played = self.evaluations.dispatch(state)
-        self._due = Due(
-            step=self.steps,
-            evaluate=evaluate,
-            save=save,
-            played=played,
-            fetch=fetch,
-            fetch_learner=fetch_learner,
-        )
+            evaluated = self._played(state)
+        self._due = Due(self.steps, evaluated, fetch)
         if not is_ahead:
             self.catch_up()
 
@@ -342,10 +305,18 @@ class Run:
             host = to_host(state)
         return lambda: host
 
+    def _played(self, state: Any) -> Callable[[], Any]:
+        """Begin to play on the devices, for a function that returns the episodes.
+
+        The next update may take the state as soon as this returns.
+        """
+        episodes = self._programs.evaluate(state, np.int32(SEED))
+        return lambda: episodes
+
     @property
     def _goes_on(self) -> bool:
         """True if more updates follow, whatever the outcome of the dispatched ones."""
-        may_end = self.callback or self.args.stop_at_return is not None or multihost.count() > 1
+        may_end = self._callback or self.args.stop_at_return is not None or multihost.count() > 1
         return self.steps < self._end and not may_end and not self._interruption.here
 
     def catch_up(self) -> None:
@@ -357,13 +328,12 @@ class Run:
         self._due = None
         if due:
             self.recorder.wait()  # raises an error: a broken state is neither evaluated nor saved
-        if due and due.evaluate:
+        if due and due.evaluated:
             self.console.doing("evaluating")
-            played = due.fetch_learner() if self.evaluations.beside else due.played
-            self.evaluations.begin(due.step, played)
+            self.evaluations.begin(due.step, due.evaluated())
         if self.recorder.chunk and self.recorder.chunk.is_whole:
             self.recorder.write()
-        if due and due.save:
+        if due and due.fetch:
             self.console.doing("saving")
             with self.clock.timed("checkpoint"):
                 self.saver.save(due.step, due.fetch)
@@ -382,14 +352,15 @@ class Run:
             self.console.warn(str(error))
 
     def finish(
-        self, state: Any, at_end: dict[str, Callable[[Any, str], str]]
+        self, state: Any, at_end: dict[str, Callable[[Path, Any, str], str]]
     ) -> reports.TrainResult:
         """Evaluate and save the last state, write the result, and show the footer.
 
         Args:
             state: the last state; None: nothing was trained.
-            at_end: functions by name, such as drawing a picture. Each gets the learners [S, ...] on
-                the host and the run's status, and returns a line for the footer. It may fail.
+            at_end: functions by name, such as drawing a picture. Each gets the run's directory, the
+                learners [S, ...] on the host and the run's status, and returns a line for the
+                footer. It may fail.
 
         Raises:
             KeyboardInterrupt: the run was interrupted by SIGINT.
@@ -422,7 +393,7 @@ class Run:
             for name, draw in at_end.items():
                 # A signal that has come meanwhile skips what is left
                 if status == "interrupted" or not self._interruption.here:
-                    lines.append(self.console.attempt(name, draw, host.learner, status))
+                    lines.append(self.console.attempt(name, draw, self.dir, host.learner, status))
             footer = self.console.attempt("summary", reports.footer, self, record, lines)
             self.console.say(footer or "")
         self._interruption.go_on()

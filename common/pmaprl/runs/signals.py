@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from contextlib import suppress
+from typing import Any
 
 from pmaprl.device import multihost
 from pmaprl.runs.console import Console
@@ -26,7 +27,14 @@ class Interruption:
         self.here = 0  # number of the newest signal that this process has received
         self._of_all = 0  # number of a signal of any process, once all have asked
         self._console = console
-        self._handlers = {}  # the handlers of the program, to be restored
+        self._handlers: dict[int, Any] = {}  # the handlers of the program, to be restored
+
+    def __enter__(self) -> "Interruption":
+        self.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.stop()
 
     def start(self) -> None:
         """Take over the signals, in the main thread; in others signals are the caller's business.

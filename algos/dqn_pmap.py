@@ -130,12 +130,10 @@ import optax
 from flax import struct
 
 from pmaprl.algorithm import (
-    Discrete,
     EnvSpec,
     GradientContext,
     HParams,
     OffPolicy,
-    Space,
     Transition,
     nets,
     optim,
@@ -153,13 +151,13 @@ class QNetwork(nn.Module):
     """
 
     args: Args
-    obs_space: Space
-    action_space: Discrete
+    env: EnvSpec
+    num_actions: int
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        x = nets.Torso.of(self.args, self.obs_space)(obs)
-        advantage = self.head(self.action_space.n, "advantage")(x)
+        x = nets.Torso.of(self.args, self.env.policy_obs_space)(obs)
+        advantage = self.head(self.num_actions, "advantage")(x)
         if not self.args.dueling:
             return advantage
         value = self.head(1, "value")(x)
@@ -272,8 +270,8 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
         UsageError: actions are not Discrete.
     """
     instead = "algos/sac_pmap.py for a Box, algos/ppo_pmap.py for others"
-    action_space = nets.check_discrete(env, instead)
-    network = QNetwork(args, env.policy_obs_space, action_space)
+    num_actions = nets.check_discrete(env, instead).n
+    network = QNetwork(args, env, num_actions)
     is_c51 = args.distribution == "c51"
 
     def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> jax.Array:

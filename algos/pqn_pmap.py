@@ -121,13 +121,11 @@ import jax.numpy as jnp
 from flax import struct
 
 from pmaprl.algorithm import (
-    Discrete,
     EnvSpec,
     HParams,
     OnPolicy,
     PolicyInput,
     Rollout,
-    Space,
     UpdateContext,
     nets,
     optim,
@@ -142,17 +140,17 @@ class QNetwork(nn.Module):
     """Network of the Q values [T, N, n] of all actions, and the memories after each step."""
 
     args: Args
-    obs_space: Space
-    action_space: Discrete
+    env: EnvSpec
+    num_actions: int
 
     @nn.compact
     def __call__(self, obs: jax.Array, first: jax.Array, memory: Any) -> tuple[jax.Array, Any]:
         args = self.args
-        x = nets.Torso.of(args, self.obs_space)(obs)
+        x = nets.Torso.of(args, self.env.policy_obs_space)(obs)
         layers = nets.Recurrent(args.rnn, args.rnn_size, args.rnn_span, args.dtype)
         x, memory = layers(x, first, memory)
         # Observations hold the action mask, if there is one
-        return nets.QHead(self.action_space)(x, obs), memory
+        return nets.QHead(self.num_actions)(x, obs), memory
 
 
 # --------------------------------------------------------------------------------------------------
@@ -261,8 +259,8 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
     Raises:
         UsageError: actions are not Discrete.
     """
-    action_space = nets.check_discrete(env, "algos/ppo_pmap.py")
-    network = QNetwork(args, env.policy_obs_space, action_space)
+    num_actions = nets.check_discrete(env, "algos/ppo_pmap.py").n
+    network = QNetwork(args, env, num_actions)
 
     def explore(
         learner: Learner, seen: PolicyInput, memory: Any, noise: jax.Array

@@ -52,7 +52,7 @@ class QNetwork(nn.Module):
     def __call__(self, obs: jax.Array) -> jax.Array:
         space = self.env.policy_obs_space
         x = nets.Torso.of(self.args, space, hidden_sizes=(64, 64), activation="relu")(obs)
-        return nets.QHead(self.env.action_space)(x, obs)
+        return nets.QHead(self.env.action_space.n)(x, obs)
 
 
 class Learner(struct.PyTreeNode):

@@ -60,7 +60,7 @@ NAMES = {
     "dqn_pmap": 30,
     "ppo_rnn_pmap": 35,
     "appo_pmap": 35,
-    "sac_pmap": 40,
+    "sac_pmap": 42,
 }
 NAMESPACES = {"nets", "optim"}
 SOURCES = 2  # modules that they are imported from

@@ -172,7 +172,7 @@ def test_q_values_without_a_legal_action_are_those_without_a_mask(epsilon):
     x = rng.normal(size=(3, 5)).astype(np.float32)
     table = [[0, 0, 0], [1, 1, 1], [0, 1, 0]]
     masks = np.array(table, bool)
-    head = QHead(Discrete(3))
+    head = QHead(3)
     variables = head.init(jax.random.key(0), x)
     plain = head.apply(variables, x)
     found = head.apply(variables, x, {MASK: masks})

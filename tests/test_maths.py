@@ -263,7 +263,7 @@ def test_epsilon_greedy_explores_with_probability_epsilon_among_what_is_legal(le
     obs = {} if legal is None else {"action_mask": jnp.array(legal)}
     layer = {"kernel": np.eye(5), "bias": np.zeros(5)}
     params = {"params": {"Dense_0": layer}}
-    q = QHead(Discrete(5)).apply(params, LOGITS, obs)
+    q = QHead(5).apply(params, LOGITS, obs)
     best, count = (2, 5) if legal is None else (0, 3)
     floor = np.full(5, 0.3 / count)
     allowed = 1 if legal is None else np.array(legal)

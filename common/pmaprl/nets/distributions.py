@@ -40,10 +40,10 @@ def without_illegal(logits: Array, legal: Array | None) -> Array:
     return logits if legal is None else jnp.where(legal, logits, ILLEGAL)
 
 
-def legal_choices(obs: Any, space: Discrete) -> Array | None:
+def legal_choices(obs: Any, num_actions: int) -> Array | None:
     """Legal actions at `obs`, [..., n] bool: all where none is legal; None without a mask."""
     legal = legal_actions(obs)
-    return None if legal is None else with_a_choice(legal, space.nvec)
+    return None if legal is None else with_a_choice(legal, (num_actions,))
 
 
 class Categoricals(struct.PyTreeNode):
@@ -399,12 +399,12 @@ class QHead(nn.Module):
     Actions that are illegal at `obs` get a value as low as possible.
     """
 
-    space: Discrete
+    num_actions: int
 
     @nn.compact
     def __call__(self, x: Array, obs: Any = None) -> Array:
-        q = nn.Dense(self.space.n)(x)
-        return without_illegal(q, legal_choices(obs, self.space))
+        q = nn.Dense(self.num_actions)(x)
+        return without_illegal(q, legal_choices(obs, self.num_actions))
 
 
 def epsilon_greedy(
@@ -423,7 +423,7 @@ def epsilon_greedy(
         The distribution over actions.
     """
     num_actions = q.shape[-1]
-    legal = legal_choices(obs, Discrete(num_actions))
+    legal = legal_choices(obs, num_actions)
     if legal is None:
         uniform = 1 / num_actions
     else:

@@ -261,7 +261,8 @@ class _Mujoco:
         """Let MuJoCo hand over its warnings in this process."""
         import mujoco
 
-        mujoco.set_mju_user_warning(self._warn)
+        # Its stubs leave this function out
+        mujoco.set_mju_user_warning(self._warn)  # pyright: ignore[reportAttributeAccessIssue]
 
     @contextmanager
     def silent(self):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.jobs import ROOT, UNCACHED, ends_with_us, imports_of, last_of, make_folder
-from benchmarks.kernels import PEERS, PROGRAMS, parts_of_run
+from benchmarks.kernels import PEERS, PROGRAMS, Program, parts_of_run
 from benchmarks.peers.__main__ import TRAINERS, checkouts_of
 from benchmarks.records import machine_class
 from benchmarks.trace import newest_trace, summary_of
@@ -218,9 +218,11 @@ class Card:
 
     def beside(self) -> None:
         """Ours and a peer's, by turns, in several sizes."""
+        programs: tuple[Program, ...] = "ppo", "pqn"
         for num_envs in self.args.num_envs:
-            jobs = {name: self.job(name, num_envs) for name in ("ppo", "pqn")}
-            jobs |= {f"{name} of {PEERS[name][0]}": self.peer_job(name, num_envs) for name in jobs}
+            jobs: dict[str, Row | None] = {name: self.job(name, num_envs) for name in programs}
+            for name in programs:
+                jobs[f"{name} of {PEERS[name][0]}"] = self.peer_job(name, num_envs)
             with self.workers({name: (job, "") for name, job in jobs.items() if job}) as workers:
                 self.compare("beside", workers, {"num_envs": num_envs})
 
@@ -305,7 +307,7 @@ class Card:
             "num_steps": self.args.num_steps,
         }
 
-    def peer_job(self, program: str, num_envs: int = 0) -> Row | None:
+    def peer_job(self, program: Program, num_envs: int = 0) -> Row | None:
         """The peer's program for one of ours; None without a checkout of it."""
         peer, file = PEERS[program]
         source = self.args.checkouts.get(peer)

@@ -318,7 +318,8 @@ def lowered_peer(job: Row, devices: list[Any]) -> tuple[Any, tuple[int, int, int
 
     linen.GRUCell = trainer.GRUCell
     peer, name = job["program"].split()
-    flags = PROGRAMS[next(ours for ours, theirs in PEERS.items() if theirs == (peer, name))][1]
+    program: Program = next(ours for ours, theirs in PEERS.items() if theirs == (peer, name))
+    _, flags = PROGRAMS[program]
     steps = flags["num_steps"] * job["num_envs"]
     sizes = ("num_steps", "update_epochs", "num_minibatches")
     config = {name.upper(): flags[name] for name in sizes} | {"ENV_NAME": flags["env"]}

@@ -256,14 +256,14 @@ def lowered_program(job: Row, devices: list[Any]) -> tuple[Any, tuple[int, int, 
     """A program of ours, and the numbers of steps, epochs and minibatches."""
     import jax
 
-    from pmaprl.cli.host_flags import HostEnvArgs
+    from pmaprl.actors.threads import ActorFlags
 
     args, programs, members, example = parts_of_run(job["program"], job["num_envs"], devices)
     state = jax.eval_shape(programs.init, members)
     function = getattr(programs, job["function"])
     epochs = getattr(args, "update_epochs", 0)
     minibatches = getattr(args, "num_minibatches", 0)
-    steps = 0 if isinstance(args, HostEnvArgs) else getattr(args, "num_steps", 1)
+    steps = 0 if isinstance(args, ActorFlags) else getattr(args, "num_steps", 1)
     return function.lower(state, example), (steps, epochs, minibatches)
 
 
@@ -282,7 +282,7 @@ def parts_of_run(
     import numpy as np
 
     from pmaprl import training
-    from pmaprl.cli.host_flags import HostEnvArgs
+    from pmaprl.actors.threads import ActorFlags
 
     name, flags = PROGRAMS[program]
     module = importlib.import_module(f"pmaprl.algos.{name}")
@@ -294,7 +294,7 @@ def parts_of_run(
         "tuned": False,
     }
     args = parse(module.Args, flag_words(flags))
-    if isinstance(args, HostEnvArgs):
+    if isinstance(args, ActorFlags):
         args = args.among(1)
         env = training.inspect_env(args)
         driver = training.host_driver(module.make_algorithm(args, env.spec), args, env.spec)

@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,10 @@ from pmaprl.envs.numbers import cast, is_numeric
 from pmaprl.envs.ranges import fault_in
 from pmaprl.envs.spaces import EnvSpec, batch_shape
 
+ArrayT = TypeVar("ArrayT", Array, np.ndarray)  # on the device or on the host
 
-class PolicyInput(NamedTuple):
+
+class PolicyInput(NamedTuple, Generic[ArrayT]):
     """Input of a policy with memory for N environments, before they step.
 
     Attributes:
@@ -30,14 +32,14 @@ class PolicyInput(NamedTuple):
     """
 
     obs: Any
-    first: Array | np.ndarray
-    reward: Array | np.ndarray
+    first: ArrayT
+    reward: ArrayT
 
     @classmethod
-    def at_start(cls, obs: Any) -> "PolicyInput":
+    def at_start(cls, obs: Any) -> "PolicyInput[Array]":
         """Input where episodes begin, from their first observations [N, ...]."""
         count = batch_shape(obs)
-        return cls(obs=obs, first=jnp.ones(count, bool), reward=jnp.zeros(count))
+        return PolicyInput(obs=obs, first=jnp.ones(count, bool), reward=jnp.zeros(count))
 
 
 def with_memory(algorithm: Any) -> Any:

@@ -251,7 +251,7 @@ class Joint(struct.PyTreeNode):
 
     parts: Any
 
-    def restrict_to(self, own: None) -> "Joint":
+    def restrict_to(self, own: Array | None) -> "Joint":
         """Stay as it is: all parts count. Raises ValueError for an `own` other than None."""
         if own is not None:
             raise ValueError("no environment with teams has actions of several parts")

@@ -21,10 +21,11 @@ COMMANDS = [path for path in sorted(PACKAGE.glob("*.py")) if "if __name__ ==" in
 MAY_IMPORT = {
     "cli": set(),
     "envs": {"cli"},
-    "device": {"cli", "envs"},  # whose spaces say what goes in and out
+    "machine": {"cli"},
+    "device": {"cli", "envs", "machine"},  # spaces say what goes in and out
     "nets": {"cli", "envs", "device"},
-    "actors": {"cli", "envs", "device"},
-    "runs": {"cli", "envs", "nets", "device"},
+    "actors": {"cli", "envs", "machine", "device"},
+    "runs": {"cli", "envs", "nets", "machine", "device"},
     "drawing": {"cli", "envs", "device", "runs"},
 }
 ROOMS = set(MAY_IMPORT)

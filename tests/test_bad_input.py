@@ -17,7 +17,7 @@ import jax
 import pytest
 from cli_helpers import check_words, fingerprint, refusal
 
-import pmaprl.device.devices
+import pmaprl.machine.devices
 import pmaprl.runs.run
 from algos import ppo_pmap as ppo
 from pmaprl.cli.command import exit_code, parse
@@ -378,7 +378,7 @@ def test_forks_may_have_flags_of_other_kinds_which_are_checked():
 def test_sizes_beyond_all_memory_are_refused_before_anything_is_compiled(
     flags, places, monkeypatch
 ):
-    monkeypatch.setattr(pmaprl.device.devices, "memory_of", lambda devices: 25e9)
+    monkeypatch.setattr(pmaprl.machine.devices, "memory_of", lambda devices: 25e9)
     monkeypatch.delattr(pmaprl.runs.run, "compile_together")
     check_words(refused("ppo", [*NEW, *flags.split()]), "GB, 25.0 GB")
     assert not (places / "new").exists()

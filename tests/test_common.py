@@ -23,7 +23,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.cli.errors import TrainingError, UsageError
 from pmaprl.cli.files import replacing
-from pmaprl.device.devices import choose_devices, choose_roles
 from pmaprl.device.evaluation import Episodes, episode_keys, run_episodes
 from pmaprl.device.optim import update_if
 from pmaprl.device.programs import repeat_updates
@@ -40,6 +39,7 @@ from pmaprl.device.statistics import (
 )
 from pmaprl.envs.environment import DEFAULT_HORIZON, Step
 from pmaprl.envs.spaces import Box
+from pmaprl.machine.devices import choose_devices, choose_roles
 from pmaprl.nets.recurrent import RecurrentTorso
 from pmaprl.nets.torso import Convolution, Torso, batch_last
 from pmaprl.runs.checkpoints import Arrays, Checkpoints, sha256

@@ -322,7 +322,7 @@ def test_a_signal_between_the_meeting_and_the_run_is_not_lost():
     code = f"""
         import signal
         from pmaprl.algos.ppo_pmap import Args
-        from pmaprl.device import multihost
+        from pmaprl.machine import multihost
         with multihost.joined(Args(distributed="{free_address()},0/1"), run=dict()):
             signal.raise_signal(signal.SIGTERM)
     """

@@ -13,8 +13,8 @@ import pytest
 from cli_helpers import check_words
 
 from pmaprl.cli.errors import UsageError
-from pmaprl.device import meeting
-from pmaprl.device.meeting import Meeting, meet
+from pmaprl.machine import meeting
+from pmaprl.machine.meeting import Meeting, meet
 
 RUN = {
     "--run-dir": "/runs/a",

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from helpers import metric_rows, ppo, small_args
 
-import pmaprl.device.devices
+import pmaprl.machine.devices
 from pmaprl.cli.errors import UsageError
 from pmaprl.compare import Args as CompareArgs
 from pmaprl.compare import compare
-from pmaprl.device.devices import check_fits
 from pmaprl.device.programs import for_seeds, over_devices
 from pmaprl.device.sharding import arrays_of
 from pmaprl.envs.registry import make
+from pmaprl.machine.devices import check_fits
 from pmaprl.policy import load_policy
 from pmaprl.runs.checkpoints import Checkpoints, read
 
@@ -81,7 +81,7 @@ def test_as_many_members_run_as_fit_and_fewer_where_devices_exchange_those_of_th
     monkeypatch,
 ):
     """An exchange needs the learners of all members on each device."""
-    monkeypatch.setattr(pmaprl.device.devices, "memory_of", lambda devices: 1e5)
+    monkeypatch.setattr(pmaprl.machine.devices, "memory_of", lambda devices: 1e5)
     fit = []
     for count, flags in (
         (1, {}),

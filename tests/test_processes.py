@@ -14,7 +14,7 @@ from pmaprl.algos.ppo_pmap import Args
 
 from algos import ppo_pmap as ppo
 from pmaprl.cli.errors import ProcessEnded, TrainingError, UsageError
-from pmaprl.device import multihost
+from pmaprl.machine import multihost
 from pmaprl.runs.checkpoints import Checkpoints, checksums
 from pmaprl.runs.directory import agree_on_directory, describe_shared
 

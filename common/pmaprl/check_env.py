@@ -50,7 +50,6 @@ import jax
 import numpy as np
 
 from pmaprl.cli.env_flags import is_custom, steps_on_host
-from pmaprl.device.devices import check_settings, start_jax
 from pmaprl.device.programs import set_up_cache
 from pmaprl.device.rollout import split_keys
 from pmaprl.drawing.pictures import fitting
@@ -61,6 +60,7 @@ from pmaprl.envs.ranges import are_bytes_in_bounds, are_choices, fault_in
 from pmaprl.envs.registry import make, make_host
 from pmaprl.envs.spaces import Box, EnvSpec
 from pmaprl.envs.suite_tools import place_in_code, readable_errors, reason
+from pmaprl.machine.devices import check_settings, start_jax
 
 NUM_ENVS = 4
 LARGE = 100  # size of an observation from which on networks learn badly

@@ -17,10 +17,8 @@ from pmaprl.actors.threads import ActorFlags
 from pmaprl.cli.env_flags import HOST_SUITES, SUITES
 from pmaprl.cli.errors import UsageError, printable_lines
 from pmaprl.cli.host_flags import FlagsByPlace
-from pmaprl.device import multihost
 from pmaprl.device.agents import Policy
 from pmaprl.device.collectives import in_one_order
-from pmaprl.device.devices import Device, check_fits, choose_devices, choose_roles, describe
 from pmaprl.device.population import rate_members
 from pmaprl.device.programs import Programs, for_seeds, over_devices
 from pmaprl.device.replay import describe_replay
@@ -33,6 +31,8 @@ from pmaprl.envs.host import evaluation_params
 from pmaprl.envs.registry import list_envs, make
 from pmaprl.envs.spaces import EnvSpec
 from pmaprl.envs.variation import run_env
+from pmaprl.machine import multihost
+from pmaprl.machine.devices import Device, check_fits, choose_devices, choose_roles, describe
 from pmaprl.runs.directory import describe_shared
 from pmaprl.runs.lock import locked
 from pmaprl.runs.reports import TrainResult

@@ -22,7 +22,6 @@ from pmaprl.actors.threads import (
 from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
 from pmaprl.cli.host_flags import HostEnvArgs
 from pmaprl.device.agents import PolicyInput
-from pmaprl.device.devices import Device
 from pmaprl.device.statistics import MetricSums, Number, reduction_of
 from pmaprl.envs import spaces
 from pmaprl.envs.bytes import spec_with_byte_max
@@ -34,6 +33,7 @@ from pmaprl.envs.registry import make_host
 from pmaprl.envs.spaces import Box, Discrete, EnvSpec
 from pmaprl.envs.suite_tools import readable_errors
 from pmaprl.envs.variation import REDUCTIONS
+from pmaprl.machine.devices import Device
 
 
 class Stepper:

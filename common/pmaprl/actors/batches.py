@@ -42,13 +42,13 @@ from pmaprl.actors.threads import (
     stop_workers,
 )
 from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
-from pmaprl.device import multihost
 from pmaprl.device.agents import PolicyInput
-from pmaprl.device.devices import Device
 from pmaprl.device.interface import RunState
 from pmaprl.device.outcome import Outcome
 from pmaprl.device.statistics import WINDOW, MetricSums, OptionalMetric
 from pmaprl.envs.suite_tools import reason
+from pmaprl.machine import multihost
+from pmaprl.machine.devices import Device
 
 
 class ActorsFailed(TrainingError):

@@ -12,12 +12,12 @@ from pmaprl.actors.actor import Stepper, env_maker
 from pmaprl.actors.threads import Stopped, Worker, stop_workers
 from pmaprl.cli.errors import TrainingError
 from pmaprl.cli.host_flags import HostEnvArgs
-from pmaprl.device import multihost
 from pmaprl.device.agents import Player
 from pmaprl.device.evaluation import SEED, Episodes
 from pmaprl.envs.environment import LONGEST_HORIZON
 from pmaprl.envs.host import HostEnvs, SteppedEnvs, evaluation_params
 from pmaprl.envs.suite_tools import reason
+from pmaprl.machine import multihost
 
 MOST_ENVS = 32  # environments of an evaluation
 

@@ -17,9 +17,9 @@ from pmaprl.cli.checks import flag_of
 from pmaprl.cli.command import THREAD
 from pmaprl.cli.errors import FailedEnvError
 from pmaprl.cli.host_flags import ActorArgs, HostEnvArgs, HostRolloutArgs
-from pmaprl.device.devices import Device
 from pmaprl.device.statistics import MetricSums
 from pmaprl.envs.host import SteppedEnvs
+from pmaprl.machine.devices import Device
 
 ActorFlags = ActorArgs | HostRolloutArgs
 """Flags of a run whose environments step on the host."""

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-from pmaprl.device.devices import Device
+from pmaprl.machine.devices import Device
 
 Results = tuple[list[Any], Array]
 """Results of an operation, and the flag after it."""

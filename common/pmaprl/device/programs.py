@@ -17,10 +17,8 @@ import numpy as np
 from jax import Array
 
 from pmaprl.cli.run_flags import Members
-from pmaprl.device import multihost
 from pmaprl.device.agents import Player
 from pmaprl.device.collectives import in_one_order
-from pmaprl.device.devices import Device
 from pmaprl.device.drivers import off_policy, on_policy
 from pmaprl.device.evaluation import Episodes, run_episodes
 from pmaprl.device.interface import OffPolicy, OnPolicy
@@ -31,6 +29,8 @@ from pmaprl.device.population import evolve
 from pmaprl.device.sharding import AXIS, GROUPS, TrainState, over_seeds, sharding_of_members
 from pmaprl.device.statistics import Layout, MetricSums, recent_metrics
 from pmaprl.envs.environment import Env
+from pmaprl.machine import multihost
+from pmaprl.machine.devices import Device
 
 
 class Programs(NamedTuple):

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from pmaprl.device.devices import size_of
 from pmaprl.device.interface import Transition
 from pmaprl.device.sharding import same_for_all_seeds
 from pmaprl.envs.masks import empty_action
 from pmaprl.envs.spaces import EnvSpec
+from pmaprl.machine.devices import size_of
 
 
 class Replay(struct.PyTreeNode):

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from pmaprl.cli.device_flags import block_width
-from pmaprl.device.devices import size_of
 from pmaprl.device.sharding import AXIS, gathered, global_ids
 from pmaprl.envs.environment import DEFAULT_HORIZON, Env, Step, select
 from pmaprl.envs.masks import legal_actions
 from pmaprl.envs.spaces import Box, Space, keys_of_parts, map_leaves, sample
+from pmaprl.machine.devices import size_of
 
 ResetPool = tuple[Any, Any]
 """Observations and states at the beginning of episodes, arrays [R, ...]."""

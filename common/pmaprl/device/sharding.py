@@ -23,8 +23,8 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from pmaprl.cli.run_flags import Members
-from pmaprl.device import multihost
-from pmaprl.device.devices import Device
+from pmaprl.machine import multihost
+from pmaprl.machine.devices import Device
 
 AXIS = "devices"
 GROUPS = "groups"  # the axis of devices that have agents of their own

@@ -29,9 +29,9 @@ import numpy as np
 from pmaprl.cli.errors import TrainingError, UsageError
 from pmaprl.cli.files import write_json
 from pmaprl.cli.stored import SMALL, entries_of, read_json, refuse_link, size_of_tree
-from pmaprl.device import multihost
 from pmaprl.device.sharding import Arrays
 from pmaprl.envs.suite_tools import reason
+from pmaprl.machine import multihost
 
 ROWS = "actors"  # part of a state with arrays [S, N, ...]; a process has its own N environments
 CHECKSUM = "sha256/"  # beginning of the names of checksums

@@ -33,8 +33,8 @@ from pmaprl.cli.files import (
 )
 from pmaprl.cli.run_flags import MEANING, ONE_TIME, brief_value, differences
 from pmaprl.cli.stored import LARGE, check_regular, entries_of
-from pmaprl.device import multihost
-from pmaprl.device.devices import Device
+from pmaprl.machine import multihost
+from pmaprl.machine.devices import Device
 from pmaprl.runs.checkpoints import FOLDER, Checkpoints, is_checkpoint, step_of
 from pmaprl.runs.lock import LOCK, check_free
 

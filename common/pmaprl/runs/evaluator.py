@@ -8,8 +8,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from pmaprl.cli.errors import TrainingError
-from pmaprl.device import multihost
 from pmaprl.device.evaluation import Episodes, fault_of
+from pmaprl.machine import multihost
 from pmaprl.runs.checkpoints import overall
 from pmaprl.runs.console import brief_returns
 from pmaprl.runs.metrics import Row

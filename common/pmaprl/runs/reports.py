@@ -13,7 +13,7 @@ from pmaprl.cli.env_flags import as_flags, is_custom
 from pmaprl.cli.errors import printable
 from pmaprl.cli.files import defaults_of
 from pmaprl.cli.run_flags import ONE_TIME, as_command_line
-from pmaprl.device.devices import describe
+from pmaprl.machine.devices import describe
 from pmaprl.runs import estimates
 from pmaprl.runs.checkpoints import overall
 from pmaprl.runs.console import brief, brief_returns

@@ -22,11 +22,11 @@ import numpy as np
 from pmaprl.cli.checks import LARGEST
 from pmaprl.cli.errors import TrainingError
 from pmaprl.cli.files import write_json
-from pmaprl.device import multihost
 from pmaprl.device.evaluation import SEED
 from pmaprl.device.outcome import Outcome
 from pmaprl.device.programs import Programs, compile_together
 from pmaprl.device.sharding import copied, host_like, place, to_host
+from pmaprl.machine import multihost
 from pmaprl.runs import reports, results
 from pmaprl.runs.directory import check_shared, claim_directory
 from pmaprl.runs.evaluator import Beside, Evaluations

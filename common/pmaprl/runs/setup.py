@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pmaprl.device import multihost
-from pmaprl.device.devices import Device
 from pmaprl.device.programs import set_up_cache
+from pmaprl.machine import multihost
+from pmaprl.machine.devices import Device
 from pmaprl.runs import reports
 from pmaprl.runs.clock import Clock
 from pmaprl.runs.console import Console

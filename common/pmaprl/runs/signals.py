@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from pmaprl.device import multihost
+from pmaprl.machine import multihost
 from pmaprl.runs.console import Console
 
 STOPPING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP

@@ -25,8 +25,8 @@ from jax.experimental import multihost_utils
 
 from pmaprl.cli.errors import ProcessEnded, TrainingError, UsageError, fail, printable
 from pmaprl.cli.run_flags import RunArgs
-from pmaprl.device.devices import Device
-from pmaprl.device.meeting import meet
+from pmaprl.machine.devices import Device
+from pmaprl.machine.meeting import meet
 
 T = TypeVar("T")
 

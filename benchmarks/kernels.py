@@ -269,7 +269,7 @@ def parts_of_run(
     import numpy as np
 
     from pmaprl import training
-    from pmaprl.cli.host_flags import HostEnvArgs
+    from pmaprl.actors.threads import ActorFlags
 
     name, flags = PROGRAMS[program]
     module = importlib.import_module(f"pmaprl.algos.{name}")
@@ -281,7 +281,7 @@ def parts_of_run(
         "tuned": False,
     }
     args = parse(module.Args, flag_words(flags))
-    if isinstance(args, HostEnvArgs):
+    if isinstance(args, ActorFlags):
         args = args.among(1)
         env = training.inspect_env(args)
         driver = training.host_driver(module.make_algorithm(args, env.spec), args, env.spec)

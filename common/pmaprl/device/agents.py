@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,10 @@ from pmaprl.envs.numbers import cast, is_numeric
 from pmaprl.envs.ranges import fault_in
 from pmaprl.envs.spaces import EnvSpec, batch_shape
 
+ArrayT = TypeVar("ArrayT", Array, np.ndarray)
 
-class PolicyInput(NamedTuple):
+
+class PolicyInput(NamedTuple, Generic[ArrayT]):
     """Input of a policy with memory for N environments, before they step.
 
     Attributes:
@@ -30,8 +32,8 @@ class PolicyInput(NamedTuple):
     """
 
     obs: Any
-    first: Array | np.ndarray
-    reward: Array | np.ndarray
+    first: ArrayT
+    reward: ArrayT
 
 
 def with_memory(algorithm: Any) -> Any:

@@ -58,14 +58,13 @@ class Stepper:
         self._length = np.zeros(count, int)
         with worker.doing("reset"):
             obs = envs.reset()
-        first = np.ones(count, bool)
         # Input [N, ...] of the next action, observations in the networks' types
-        self.seen = PolicyInput(
+        self.seen: PolicyInput[np.ndarray] = PolicyInput(
             obs=self._checked(obs),
-            first=first,
+            first=np.ones(count, bool),
             reward=np.zeros(count, np.float32),
         )
-        self._check_seen(envs.spec, acting=first)
+        self._check_seen(envs.spec, acting=self.seen.first)
 
     def step(self, action: Any) -> tuple[HostStep, list[tuple[int, float, int]]]:
         """Step all environments.
@@ -188,7 +187,7 @@ class Actor(Worker):
         Args:
             choose: gets the parameters in use, None at first, and returns those for the next step.
         """
-        first = np.asarray(self._stepper.seen.first)[None]
+        first = self._stepper.seen.first[None]
         memory = jax.tree.map(lambda x: np.asarray(x)[None], self._memory)
         slot = None
         steps = []

@@ -30,7 +30,6 @@ from pmaprl.actors.host_drivers import HostDriver
 from pmaprl.actors.threads import (
     POLL_INTERVAL,
     ActorFlags,
-    ArrayT,
     Collected,
     HostRollout,
     ParameterSlots,
@@ -42,7 +41,7 @@ from pmaprl.actors.threads import (
     stop_workers,
 )
 from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
-from pmaprl.device.agents import PolicyInput
+from pmaprl.device.agents import ArrayT, PolicyInput
 from pmaprl.device.interface import RunState
 from pmaprl.device.outcome import Outcome
 from pmaprl.device.statistics import WINDOW, MetricSums, OptionalMetric
@@ -71,8 +70,6 @@ def example_batch(
     def rollout() -> HostRollout[Array]:
         key = jax.random.key(0)
         seen = PolicyInput.at_start(env.spec.example_obs(args.envs_per_actor))
-        reward = jnp.zeros(args.envs_per_actor)
-        is_true = jnp.ones(args.envs_per_actor, bool)
         published = driver.publish(*driver.begin(key, key))
         memory = driver.memory(args.envs_per_actor)
         action, extras, memory = driver.act_on_host(
@@ -81,17 +78,17 @@ def example_batch(
         step = RolloutStep(
             action=action,
             extras=extras,
-            reward=reward,
-            terminated=is_true,
-            truncated=is_true,
-            valid=is_true,
-            version=jnp.zeros_like(reward, jnp.int32),
+            reward=seen.reward,
+            terminated=seen.first,
+            truncated=seen.first,
+            valid=seen.first,
+            version=jnp.zeros_like(seen.reward, jnp.int32),
             final_obs=seen.obs if env.resets_in_step else None,
         )
         steps = HostRollout.of(
             repeated(step, args.num_steps),
             obs=repeated(seen.obs, args.num_steps + 1),
-            first=is_true[None],
+            first=seen.first[None],
             memory=repeated(memory, 1),
         )
         return over_learners(steps, num_learners)

@@ -327,9 +327,6 @@ def transitions_of(host: HostRollout[Array], with_first: bool = False) -> Transi
             before may be another actor's.
     """
     rollout = as_rollout(host)
-    first = None
-    if with_first:
-        first = jnp.asarray(rollout.seen.first).at[0].set(True)
     return Transition(
         obs=rollout.obs,
         action=rollout.extras,
@@ -337,5 +334,5 @@ def transitions_of(host: HostRollout[Array], with_first: bool = False) -> Transi
         terminated=rollout.terminated,
         next_obs=rollout.next_obs,
         version=rollout.version,
-        first=first,
+        first=rollout.seen.first.at[0].set(True) if with_first else None,
     )

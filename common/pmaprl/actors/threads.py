@@ -7,16 +7,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
 
 import jax
 import numpy as np
-from jax import Array
 
 from pmaprl.cli.checks import flag_of
 from pmaprl.cli.command import THREAD
 from pmaprl.cli.errors import FailedEnvError
 from pmaprl.cli.host_flags import ActorArgs, HostEnvArgs, HostRolloutArgs
+from pmaprl.device.agents import ArrayT
 from pmaprl.device.statistics import MetricSums
 from pmaprl.envs.host import SteppedEnvs
 from pmaprl.machine.devices import Device
@@ -151,9 +151,6 @@ def stop_workers(workers: Sequence[Worker]) -> list[Worker]:
             envs.kill()  # ends the thread's waiting for them too
     late = wait(late, GRACE / 2).not_done
     return [worker for worker in workers if worker.result in late]
-
-
-ArrayT = TypeVar("ArrayT", Array, np.ndarray)
 
 
 class RolloutStep(NamedTuple, Generic[ArrayT]):

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax import Array
 
@@ -245,7 +244,7 @@ class Transition(NamedTuple):
     terminated: Array
     next_obs: Any
     version: Array | None = None
-    first: Array | np.ndarray | None = None
+    first: Array | None = None
     discount: Array | None = None
     discounted: Array | None = None
 

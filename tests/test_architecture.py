@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "nets": {"cli", "envs", "device"},
     "actors": {"cli", "envs", "machine", "device"},
     "runs": {"cli", "envs", "nets", "machine", "device"},
+    "policies": {"cli", "envs", "device", "runs"},
     "drawing": {"cli", "envs", "device", "runs"},
 }
 ROOMS = set(MAY_IMPORT)

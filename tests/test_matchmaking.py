@@ -16,13 +16,13 @@ from numpy.testing import assert_allclose
 from pmaprl.device import drivers
 from pmaprl.device.interface import OnPolicy
 from pmaprl.device.opponents import draw_own_components, of_other_member
-from pmaprl.device.population import elo_ratings, play_all
 from pmaprl.device.rollout import keys_of
 from pmaprl.device.sharding import AXIS, MEMBERS
 from pmaprl.envs.environment import Env, Step
 from pmaprl.envs.masks import legal_actions
 from pmaprl.envs.registry import make
 from pmaprl.envs.spaces import MultiDiscrete, box, sample
+from pmaprl.policies.ratings import elo_ratings, play_all
 
 GAME = "pgx:tic_tac_toe"
 SIZES = {

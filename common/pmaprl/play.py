@@ -111,7 +111,9 @@ def _check_fit(policy: StoredPolicy, env: EnvSpec) -> None:
     when = "in its training", "there"
     found = difference(policy.env, seen, when, has_types=has_types_of_actions(config))
     if found:
-        raise UsageError(f"the policy does not fit {env.name}: {found}")
+        raise UsageError(
+            f"the policy needs the spaces of its training, {env.name} has others: {found}"
+        )
 
 
 # The environment, all episodes, and with --gif the recording of the first one

@@ -278,7 +278,7 @@ def inspect_env(args: HostEnvArgs) -> HostEnvKind:
     evaluated = _inspect(args, params)
     found = difference(kind.spec, evaluated.spec, ("in the training", "in evaluations"))
     if found:
-        raise UsageError(f"--env-params and --eval-env-params need equal spaces: {found}")
+        raise UsageError(f"--eval-env-params must keep the spaces of the training: {found}")
     return kind
 
 

@@ -62,7 +62,7 @@ def difference(
         has_types: False if `then` has neither types nor shapes of actions, as in older runs.
 
     Returns:
-        Words such as "action: bounds -1.0 to 1.0 then, -2.0 to 2.0 now"; "" without a difference.
+        Words such as "bounds of the action: -1.0 to 1.0 then, -2.0 to 2.0 now", or "".
     """
     pairs = zip(_sides(then, exact, has_types), _sides(now, exact, has_types), strict=True)
     for kind, pair in zip(("observation", "action"), pairs, strict=True):
@@ -71,9 +71,9 @@ def difference(
             row = _first_row(old.value, new.value)
             if row is None:
                 continue
-            where = f" of number {row}" if len(old.value) > 1 and row >= 0 else ""
+            where = f", number {row}" if row > 0 else ""
             values = f"{_text(old.value, row)} {when[0]}, {_text(new.value, row)} {when[1]}"
-            return f"{old.name}{where} {values}"
+            return f"{old.name}{where}: {values}"
     return ""
 
 
@@ -159,8 +159,8 @@ def _properties(side: Side, kind: str, name: str) -> Iterator[Property]:
         return
     has_names = isinstance(space, Mapping)
     texts = ", ".join(map(repr, space)) if has_names else f"{len(space)} without names"
-    yield Property(f"{what}: kind", "parts")
-    yield Property(f"{what}: parts", texts)
+    yield Property(f"kind of the {what}", "parts")
+    yield Property(f"parts of the {what}", texts)
     for key, part in space.items() if isinstance(space, Mapping) else enumerate(space):
         inner = side._replace(space=part, dtype=side.dtype[key])
         yield from _properties(inner, kind, f"{name}/{key}" if name else str(key))
@@ -168,13 +168,13 @@ def _properties(side: Side, kind: str, name: str) -> Iterator[Property]:
 
 def _of_leaf(side: Side, leaf: Leaf, what: str, name: str) -> Iterator[Property]:
     has_shape = side.dtype is not None or not isinstance(leaf, MultiDiscrete)
-    yield Property(f"{what}: kind", type(leaf).__name__)
-    yield Property(f"{what}: shape", str(list(leaf.shape)) if has_shape else "")
+    yield Property(f"kind of the {what}", type(leaf).__name__)
+    yield Property(f"shape of the {what}", str(list(leaf.shape)) if has_shape else "")
     is_hidden = not side.is_action and is_mask(name)  # networks do not see a mask
     if side.exact or not is_hidden:
-        yield Property(f"{what}: type", str(side.dtype or ""))
+        yield Property(f"type of the {what}", str(side.dtype or ""))
     if not isinstance(leaf, Box):
-        yield Property(f"{what}: choices", np.array(leaf.nvec)[:, None])
+        yield Property(f"choices of the {what}", np.array(leaf.nvec)[:, None])
         return
     low = leaf.low
     high = leaf.high
@@ -183,10 +183,10 @@ def _of_leaf(side: Side, leaf: Leaf, what: str, name: str) -> Iterator[Property]
         low, size = byte_range(leaf)
         high = low + size
     if side.exact or side.is_action or is_divided:
-        yield Property(f"{what}: bounds", np.stack([np.ravel(low), np.ravel(high)], axis=-1))
+        yield Property(f"bounds of the {what}", np.stack([np.ravel(low), np.ravel(high)], axis=-1))
     if side.exact and is_image(leaf):
         order = "first" if name in side.channels_first else "last"
-        yield Property(f"{what}: channels", order)
+        yield Property(f"channels of the {what}", order)
 
 
 def _first_row(old: str | np.ndarray, new: str | np.ndarray) -> int | None:

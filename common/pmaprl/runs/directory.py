@@ -201,7 +201,9 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
         found = difference_from_run(args.init_from, stored, now)
         if found:
             changed = [*differences(*flags, NAMING), found]
-            raise UsageError(f"--init-from {args.init_from} does not fit: {'; '.join(changed)}")
+            raise UsageError(
+                f"--init-from {args.init_from} needs the spaces of its run: {'; '.join(changed)}"
+            )
     return path, []
 
 

@@ -25,7 +25,7 @@ from pmaprl.device.sharding import AXIS, arrays_of, to_host
 from pmaprl.drawing.figures import draw_curve, draw_population
 from pmaprl.envs.bytes import describe_bytes
 from pmaprl.envs.custom import wrap
-from pmaprl.envs.environment import Env, check_spaces, defaults_left_off
+from pmaprl.envs.environment import Env, channels_in_front, check_spaces, defaults_left_off
 from pmaprl.envs.host import evaluation_params
 from pmaprl.envs.registry import list_envs, make
 from pmaprl.envs.spaces import EnvSpec
@@ -109,6 +109,8 @@ def train_on_devices(
     example = np.int32(0)
     check_fits(args, shapes, example, env.spec, devices)
     notes = _notes(args, env.spec, shapes)
+    if told := channels_in_front(env):
+        notes["images"] = told
     if env.declared_steps > env.max_steps:
         notes["eval"] = f"cuts episodes after {env.max_steps:,} of {env.declared_steps:,} steps"
     setup = Setup(args, script, env, devices, notes, callback, algorithm.cautions)

@@ -33,6 +33,8 @@ from pmaprl.cli.files import (
 )
 from pmaprl.cli.run_flags import MEANING, ONE_TIME, brief_value, differences
 from pmaprl.cli.stored import LARGE, check_regular, entries_of
+from pmaprl.envs.differences import difference_from_run
+from pmaprl.envs.spaces import EnvSpec
 from pmaprl.machine import multihost
 from pmaprl.machine.devices import Device
 from pmaprl.runs.checkpoints import FOLDER, Checkpoints, is_checkpoint, step_of
@@ -48,6 +50,7 @@ BATCH = (
     "distributed",
 )
 """Flags that decide how many steps an update takes, in algorithms that have them."""
+NAMING = "env", "env_params"  # flags that name the environment
 FILES = (
     "metrics.jsonl",
     "curve.png",
@@ -193,6 +196,14 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
         if differences(*flags, MEANING):
             changed = differences(*flags, ("env", "recipe", *MEANING))
             raise UsageError(f"--init-from {args.init_from} does not fit: {'; '.join(changed)}")
+        stored = read_config(args.init_from)
+        now = EnvSpec.from_json(config["env_spec"])
+        found = difference_from_run(args.init_from, stored, now)
+        if found:
+            changed = [*differences(*flags, NAMING), found]
+            raise UsageError(
+                f"--init-from {args.init_from} needs the spaces of its run: {'; '.join(changed)}"
+            )
     return path, []
 
 
@@ -287,12 +298,22 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
     refused = differences(flags_then, flags_now, args.fixed)
     if refused:
         raise UsageError(f"{path} cannot go on with these flags: {'; '.join(refused)}")
+    now = EnvSpec.from_json(config["env_spec"])
+    found = difference_from_run(path, stored, now)
+    if found and not _is_untrained(path):
+        found = "; ".join([*differences(flags_then, flags_now, NAMING), found])
+        raise UsageError(
+            f"{path} cannot go on in an environment of other spaces, as a new run could: {found}"
+        )
     compared = [name for name in flags_now if name not in ONE_TIME]
     changes = differences(flags_then, flags_now, compared)
     for name in sorted(stored["args"].keys() - flags_now.keys()):
         changes.append(
             f"{flag_of(name)}: {brief_value(stored['args'][name])} then, no flag of this file now"
         )
+    # Networks see nothing of it, but it may be a slip
+    hidden = difference_from_run(path, stored, now, exact=True)
+    changes += [hidden] if hidden else []
     suite_of_env, _ = split_name(args.env)
     versions_then = stored.get("versions", {})
     for suite, now in suite_version(suite_of_env).items():

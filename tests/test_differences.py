@@ -143,11 +143,12 @@ def test_bytes_are_compared_by_what_a_run_divides_them_by():
 SPACED = f"{TOYS}SpacedToy-v0"
 CHOOSING = f"{TOYS}ChoosingToy-v0"
 PUSHER = "helpers:Pusher"
-ON_HOST = {"vectorization": "sync", "quiet": True, "hidden_sizes": (8,)}
+SHORT = {"total_timesteps": 2_048}
+ON_HOST = SHORT | {"vectorization": "sync", "quiet": True, "hidden_sizes": (8,)}
 RUNS = {
-    "ppo": small_args(env=PUSHER),
-    "sac": small_sac_args(env=PUSHER),
-    "dqn": small_dqn_args(env="helpers:Toy"),
+    "ppo": small_args(env=PUSHER, **SHORT),
+    "sac": small_sac_args(env=PUSHER, **SHORT),
+    "dqn": small_dqn_args(env="helpers:Toy", **SHORT),
     "ppo on the host": ppo_pmap.Args.at(SPACED)(env=SPACED, **ON_HOST),
     "appo on the host": appo_pmap.Args(env=SPACED, **ON_HOST),
     "sac on the host": sac_pmap.Args.at(SPACED)(env=SPACED, **ON_HOST),

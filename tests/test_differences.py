@@ -201,6 +201,9 @@ def test_a_run_does_not_go_on_or_begin_from_one_of_other_spaces(name, tmp_path, 
     with pytest.raises(UsageError, match="--init-from.*needs the spaces.*" + CHANGED[args.env]):
         module.train(dataclasses.replace(args, **changes))
     assert not (tmp_path / "new").exists()
+    changes |= {"run_dir": "", "benchmark": True}
+    with pytest.raises(UsageError, match="--init-from.*needs the spaces.*" + CHANGED[args.env]):
+        module.train(dataclasses.replace(args, **changes))
 
 
 def test_a_resumed_run_notes_other_bounds_of_what_networks_see_as_it_is(tmp_path):

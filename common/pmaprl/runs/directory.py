@@ -33,7 +33,7 @@ from pmaprl.cli.files import (
 )
 from pmaprl.cli.run_flags import MEANING, ONE_TIME, brief_value, differences
 from pmaprl.cli.stored import LARGE, check_regular, entries_of
-from pmaprl.envs.differences import difference_from_run
+from pmaprl.envs.differences import difference, difference_from_run
 from pmaprl.envs.spaces import EnvSpec
 from pmaprl.machine import multihost
 from pmaprl.machine.devices import Device
@@ -141,20 +141,28 @@ def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, 
         The directory, and the changed flags; (None, []) with --benchmark, which has no directory.
 
     Raises:
-        UsageError: the processes have different flags or versions, or see `choose_directory`.
+        UsageError: the processes have different flags, versions or spaces, or see
+            `choose_directory`.
     """
     ours = _comparable(args, config["args"])
     ours |= {name: config[name] for name in ("algorithm", "script_sha256", "versions")}
-    of_all = multihost.allgather(ours)
+    spec = EnvSpec.from_json(config["env_spec"])
+    of_all = multihost.allgather(ours | {"env_spec": config["env_spec"]})
     this = jax.process_index()
     for process, theirs in enumerate(of_all):
-        different = [name for name, value in of_all[this].items() if value != theirs.get(name)]
-        if different:
-            values = [
-                f"{name} is {theirs.get(name)} there, {ours[name]} here" for name in different
-            ]
-            raise UsageError(f"process {process} differs from process {this}: {'; '.join(values)}")
+        different = [name for name in ours if of_all[this][name] != theirs.get(name)]
+        values = [f"{name} is {theirs.get(name)} there, {ours[name]} here" for name in different]
+        values.append(
+            difference(
+                EnvSpec.from_json(theirs["env_spec"]), spec, when=("there", "here"), exact=True
+            )
+        )
+        told = "; ".join(filter(None, values))
+        if told:
+            raise UsageError(f"process {process} differs from process {this}: {told}")
     if args.benchmark:
+        if args.init_from:
+            _check_source(args.init_from, config)
         return None, []
     path, changes = multihost.on_first(choose_directory, args, config)
     return Path(path), changes
@@ -192,19 +200,21 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
         config["earlier_scripts"] = _earlier_scripts(stored, config["script_sha256"])
         return path, _compare(args, stored, config, path)
     if args.init_from:
-        flags = read_config(args.init_from)["args"], config["args"]
-        if differences(*flags, MEANING):
-            changed = differences(*flags, ("env", "recipe", *MEANING))
-            raise UsageError(f"--init-from {args.init_from} does not fit: {'; '.join(changed)}")
-        stored = read_config(args.init_from)
-        now = EnvSpec.from_json(config["env_spec"])
-        found = difference_from_run(args.init_from, stored, now)
-        if found:
-            changed = [*differences(*flags, NAMING), found]
-            raise UsageError(
-                f"--init-from {args.init_from} needs the spaces of its run: {'; '.join(changed)}"
-            )
+        _check_source(args.init_from, config)
     return path, []
+
+
+def _check_source(source: str, config: dict[str, Any]) -> None:
+    """Raise UsageError if parameters of the run `source` would mean something else in this one."""
+    stored = read_config(source)
+    flags = stored["args"], config["args"]
+    if differences(*flags, MEANING):
+        changed = differences(*flags, ("env", "recipe", *MEANING))
+        raise UsageError(f"--init-from {source} does not fit: {'; '.join(changed)}")
+    found = difference_from_run(source, stored, EnvSpec.from_json(config["env_spec"]))
+    if found:
+        changed = [*differences(*flags, NAMING), found]
+        raise UsageError(f"--init-from {source} needs the spaces of its run: {'; '.join(changed)}")
 
 
 def _earlier_scripts(stored: dict[str, Any], digest: str) -> list[str]:

@@ -55,13 +55,14 @@ from pmaprl.actors.threads import (
 )
 from pmaprl.cli.env_flags import read_params
 from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
-from pmaprl.device.agents import Player, Policy
+from pmaprl.device.agents import Player
 from pmaprl.device.evaluation import SEED
 from pmaprl.device.interface import OnPolicy
 from pmaprl.envs.host import evaluation_params
 from pmaprl.envs.numbers import cast
 from pmaprl.envs.registry import make_host
 from pmaprl.envs.spaces import Box, Discrete, EnvSpec, clip, convert, map_leaves
+from pmaprl.policies.policy import Policy
 from pmaprl.suites.gymnasium import SuiteEnv
 from pmaprl.suites.tools.checked import _element, _number, of_each, true_of_each
 from pmaprl.suites.tools.conversion import Conversion

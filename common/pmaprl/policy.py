@@ -32,12 +32,12 @@ from pmaprl.cli.command import PolicyArgs
 from pmaprl.cli.errors import UsageError, printable
 from pmaprl.cli.files import ROOT, is_run, read_config
 from pmaprl.cli.run_flags import ONE_TIME
-from pmaprl.device.agents import Policy
 from pmaprl.device.optim import hparams_of
 from pmaprl.device.sharding import flatten, unflatten
 from pmaprl.envs.differences import spec_of_run
 from pmaprl.envs.spaces import EnvSpec
 from pmaprl.machine.devices import check_settings, start_jax
+from pmaprl.policies.policy import Policy
 from pmaprl.runs.checkpoints import FOLDER, Checkpoints, Mismatch, step_of
 from pmaprl.runs.console import Console
 from pmaprl.runs.results import ranked, training_returns

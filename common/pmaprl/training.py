@@ -17,7 +17,6 @@ from pmaprl.actors.threads import ActorFlags
 from pmaprl.cli.env_flags import HOST_SUITES, SUITES
 from pmaprl.cli.errors import UsageError, printable_lines
 from pmaprl.cli.host_flags import FlagsByPlace
-from pmaprl.device.agents import Policy
 from pmaprl.device.collectives import in_one_order
 from pmaprl.device.programs import Programs, for_seeds, over_devices
 from pmaprl.device.replay import describe_replay
@@ -32,6 +31,7 @@ from pmaprl.envs.spaces import EnvSpec
 from pmaprl.envs.variation import run_env
 from pmaprl.machine import multihost
 from pmaprl.machine.devices import Device, check_fits, choose_devices, choose_roles, describe
+from pmaprl.policies.policy import Policy
 from pmaprl.policies.ratings import rate_members
 from pmaprl.runs.directory import describe_shared
 from pmaprl.runs.lock import locked

@@ -210,7 +210,7 @@ def _points_apart(panel: Panel, args: Args) -> Panel:
 
 
 def _legend_of_factors(all_groups: list[Group], of_points: bool) -> list[Line]:
-    """Entries of a legend for the values of two flags, as empty lines; none for few combinations."""
+    """Legend entries for the values of two flags, as empty lines; none for few combinations."""
     factors = _factors(all_groups)
     counts = [len(values) for values in factors.values()]
     if len(factors) != 2 or min(counts) < 2 or max(counts) < 3:

@@ -43,9 +43,9 @@ class PolicyInput(NamedTuple, Generic[ArrayT]):
 
 
 def with_memory(algorithm: Any) -> Any:
-    """Make a recurrent algorithm of one without memory, whose memory is then ().
+    """Give an algorithm without memory the functions of a recurrent one; its memory is ().
 
-    Of an `OffPolicy` only `act` is of use.
+    Use only `act` of an `OffPolicy` after this.
     """
     if algorithm.initial_memory is not None:
         return algorithm
@@ -292,10 +292,10 @@ class Policy:
         )
 
     def _carried(self, memory: Any, batch: tuple[int, ...]) -> Any:
-        """Give the memory [N, ...] of a batch the axis N, which that of one observation may lack.
+        """Return the memory [N, ...] of a batch; the memory of one observation gets the axis N.
 
         Raises:
-            UsageError: it is no memory of such a batch.
+            UsageError: `memory` is no memory of such a batch.
         """
         if memory is None:
             return self.initial_memory(0)

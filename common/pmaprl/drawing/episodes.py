@@ -64,8 +64,8 @@ class Recording(NamedTuple):
 def frame_stride(steps: int) -> int:
     """Number of steps between two frames of an episode of `steps`: a power of two.
 
-    The stride only ever doubles while an episode goes on. So all frames that the end needs have
-    been kept until then.
+    While an episode goes on, the stride only doubles. So no frame that a later stride needs has
+    been dropped.
     """
     if not steps:
         return 1
@@ -148,7 +148,7 @@ class RecordedEnvs:
         self._over = False
         try:
             self._pictures[0] = fitting(self._envs.frame())
-        # The suite has no renderer, or it lacks something here: observations are drawn instead
+        # The suite has no renderer, or the renderer lacks something here: draw observations instead
         except Exception as error:
             self.without_pictures = f"{reason(error)}{place_in_code(error)}"
         return obs

@@ -333,8 +333,8 @@ def _heat_maps(all_groups: list[Group], args: Args) -> Any:
 
 def _last_values(values: np.ndarray) -> np.ndarray:
     """The last finite number of each seed of values [P, S]."""
-    known = [seed[np.isfinite(seed)] for seed in values.T]
-    return np.array([seed[-1] for seed in known if len(seed)])
+    finite = [seed[np.isfinite(seed)] for seed in values.T]
+    return np.array([seed[-1] for seed in finite if len(seed)])
 
 
 def plot(args: Args) -> None:

@@ -175,7 +175,9 @@ def load_policy(
         warnings.warn(printable(checkpoint), stacklevel=2)
     evaluations |= checkpoints.evaluations()
     complete = {
-        step: returns for step, returns in evaluations.items() if len(returns) == args.num_agents
+        evaluated_step: returns
+        for evaluated_step, returns in evaluations.items()
+        if len(returns) == args.num_agents
     }
     if index is None:
         index = _best_member(run_dir, complete, loaded_step)

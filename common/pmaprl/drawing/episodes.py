@@ -342,10 +342,10 @@ def _paint_observations(
         return ()
 
     leaves = spaces.leaves(env.observation_space, recording.obs)
-    seen = [leaf for leaf in leaves if not is_mask(leaf[0])]
-    maps = {name: values for name, _, values in seen if _is_map(values)}
-    numbers = [leaf for leaf in seen if leaf[0] not in maps]
-    if len(seen) == len(maps) == 1:
+    visible = [leaf for leaf in leaves if not is_mask(leaf[0])]
+    maps = {name: values for name, _, values in visible if _is_map(values)}
+    numbers = [leaf for leaf in visible if leaf[0] not in maps]
+    if len(visible) == len(maps) == 1:
         (only,) = maps.values()
         return grid(only, names_for)
     grids = [grid(values, lambda count: (), title=name) for name, values in maps.items()]

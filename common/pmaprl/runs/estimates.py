@@ -177,9 +177,9 @@ def mean_over_steps(steps: np.ndarray, values: np.ndarray, first: float, last: f
     points = np.concatenate([[first], steps[inside], [last]])
     areas = []
     for curve in values:
-        known = np.isfinite(curve)
-        if known.any() and last > first:
-            y = np.interp(points, steps[known], curve[known], left=np.nan, right=np.nan)
+        is_finite = np.isfinite(curve)
+        if is_finite.any() and last > first:
+            y = np.interp(points, steps[is_finite], curve[is_finite], left=np.nan, right=np.nan)
             areas.append(np.trapezoid(y, points) / (last - first))
         else:
             areas.append(np.nan)

@@ -263,6 +263,47 @@ class TellingToy(Toy):
         return *outputs, {"action_mask": None if silent else np.array([1, 0, 1], np.int8)}
 
 
+class LateToy(TellingToy):
+    """Its info says which actions are legal after steps only, or from its second reset on."""
+
+    def __init__(self, at_resets=False, **options):
+        super().__init__(**options)
+        self.at_resets = at_resets
+        self.resets = 0
+
+    def reset(self, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        self.resets += 1
+        return obs, info if self.resets > 2 and self.at_resets else {"action_mask": None}
+
+    def step(self, action):
+        *outputs, info = super().step(action)
+        return *outputs, {} if self.at_resets else info
+
+
+class SpacedToy(Toy):
+    """Has other spaces where its argument says so."""
+
+    def __init__(self, high=5, dtype="uint8", reach=1.0, acts="float32", **options):
+        super().__init__(**options)
+        self.observation_space = spaces.Box(0, high, (2,), np.dtype(dtype).type)
+        self.action_space = spaces.Box(-reach, reach, (2,), np.dtype(acts).type)
+
+    def step(self, action):
+        return super().step(action.sum())
+
+    def _observe(self):
+        return np.array([self.time % 5, 1], self.observation_space.dtype)
+
+
+class ChoosingToy(SpacedToy):
+    """The same with choices."""
+
+    def __init__(self, count=3, **options):
+        super().__init__(**options)
+        self.action_space = spaces.Discrete(count)
+
+
 class TellingGoalToy(Toy):
     """Two parts in an order that is not their space's, beside one that no space speaks of; a mask
     per component.
@@ -382,6 +423,7 @@ TOYS = (
     ChattyToy,
     SecretiveToy,
 )
+TOYS += LateToy, SpacedToy, ChoosingToy
 for toy in (*TOYS, OneArrayToy, OddToy, RaggedToy, StubbornToy, TellingToy, TellingGoalToy):
     gymnasium.register(f"{toy.__name__}-v0", toy, disable_env_checker=True)
 
@@ -420,3 +462,22 @@ class ReusingToys(gymnasium.vector.VectorEnv):
 
 
 gymnasium.register("ReusingToys-v0", vector_entry_point=ReusingToys)
+
+
+class TellingToys(ReusingToys):
+    """They have masks in their infos, after steps, or after resets too."""
+
+    def __init__(self, num_envs, at_resets=False):
+        super().__init__(num_envs)
+        self.info = {"action_mask": np.ones((2, 2), np.int8)}
+        self.at_resets = at_resets
+
+    def reset(self, *, seed=None, options=None):
+        return self._obs, self.info if self.at_resets else {}
+
+    def step(self, actions):
+        *outputs, _ = super().step(actions)
+        return *outputs, self.info
+
+
+gymnasium.register("TellingToys-v0", vector_entry_point=TellingToys)

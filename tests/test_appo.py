@@ -166,7 +166,7 @@ class Lab(host_helpers.Lab):
 
     def outputs(self, obs: np.ndarray) -> tuple[Any, np.ndarray]:
         """Policies and values of observations [T, N, ...] without any memory of them."""
-        network = appo.Network(self.args, self.spec.observation_space, self.spec.action_space)
+        network = appo.Network(self.args, self.spec)
         first = np.ones(obs.shape[:2], bool)
         memory = self.driver.memory(obs.shape[1])
         return network.apply(self.learner.params, obs, first, memory)[:2]
@@ -344,7 +344,7 @@ def test_x7_learners_see_the_probabilities_of_actors_over_many_rollouts(env, lim
         version=0,
     )
     actor.start()
-    network = appo.Network(lab.args, lab.spec.observation_space, lab.spec.action_space)
+    network = appo.Network(lab.args, lab.spec)
     for _ in range(5):
         rollout = as_rollout(actor.collect(lambda slot: Slot(0, params)).rollout)
         policy = network.apply(lab.learner.params, rollout.obs, rollout.seen.first, rollout.memory)[

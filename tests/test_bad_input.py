@@ -179,7 +179,7 @@ CASES = [
     *(("ppo", f"--run-dir @{name} --overwrite", name) for name in ("foreign", "broken")),
     # other commands
     ("play", "", "run"),
-    ("play", "@run --env Pendulum-v1", "Box[4], Box[3]"),
+    ("play", "@run --env Pendulum-v1", "[4], [3]"),
     ("play", "@run --episodes 1 --gif x.png", ".gif"),
     ("compare", "@run nowhere", "nowhere"),
     ("compare", "@run --by clip_epz", "--by clip_epz, clip_eps"),

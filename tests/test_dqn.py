@@ -140,7 +140,7 @@ def test_losses_are_those_of_the_papers(distribution, flags):
     rng = np.random.default_rng(1)
     size = 6
     algorithm = dqn.make_dqn(args, env.spec)
-    network = dqn.QNetwork(args, env.observation_space, env.action_space)
+    network = dqn.QNetwork(args, env.spec, env.action_space.n)
     learner = algorithm.init(jax.random.key(0), hparams_of(args))
 
     def disturbed(x):

@@ -21,11 +21,11 @@ import pmaprl.export
 import pmaprl.play
 from pmaprl.cli.command import exit_code, parse
 from pmaprl.cli.errors import UsageError
-from pmaprl.device.agents import Policy
 from pmaprl.device.interface import OffPolicy
 from pmaprl.envs.spaces import Discrete, EnvSpec, MultiDiscrete, box
 from pmaprl.export_check import random_observations
 from pmaprl.nets.normalizers import running_stats
+from pmaprl.policies.policy import Policy
 from pmaprl.policy import StoredPolicy, load_policy
 
 DOCS = (ROOT / "docs" / "using-a-policy.md").read_text()

@@ -55,13 +55,14 @@ from pmaprl.actors.threads import (
 )
 from pmaprl.cli.env_flags import read_params
 from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
-from pmaprl.device.agents import Player, Policy
+from pmaprl.device.agents import Player
 from pmaprl.device.evaluation import SEED
 from pmaprl.device.interface import OnPolicy
 from pmaprl.envs.host import evaluation_params
 from pmaprl.envs.numbers import cast
 from pmaprl.envs.registry import make_host
-from pmaprl.envs.spaces import Box, Discrete, EnvSpec, convert, map_leaves
+from pmaprl.envs.spaces import Box, Discrete, EnvSpec, clip, convert, map_leaves
+from pmaprl.policies.policy import Policy
 from pmaprl.suites.gymnasium import SuiteEnv
 from pmaprl.suites.tools.checked import _element, _number, of_each, true_of_each
 from pmaprl.suites.tools.conversion import Conversion
@@ -278,6 +279,45 @@ def test_actions_are_shaped_clipped_and_cast():
             out = envs.step(action)
         assert out.obs.shape == first.shape
         assert reward is None or out.reward.tolist() == pytest.approx(reward)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16])
+@pytest.mark.parametrize("numpy", [np, jnp])
+def test_an_action_does_not_become_infinite_in_its_type(dtype, numpy):
+    unbounded = convert(gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float16), "action space")
+    space = unbounded._replace(dtype=np.dtype(dtype))
+    huge = numpy.asarray(np.float32([[-3e38, 1e6, 3.4e38]]))
+    action = clip(huge, space, (1,), numpy)
+    assert action.dtype == dtype
+    assert np.isfinite(np.asarray(action, np.float32)).all()
+    assert np.sign(np.asarray(action, np.float32)).tolist() == [[-1, 1, 1]]
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("params", ["", '{"at_resets": true}'])
+def test_a_mask_that_the_first_reset_lacks_is_refused(vectorization, params):
+    name = f"{TOYS}LateToy-v0"
+    how = {"env_params": params, "vectorization": vectorization}
+    with closing(make_host(name, 2, 0, **how)) as envs:
+        assert isinstance(envs.spec.observation_space, Box)
+        envs.reset()
+        action = np.zeros(2, np.int32)
+        with pytest.raises(FailedEnvError, match="action_mask.*return it from every reset"):
+            for _ in range(7 + 1):
+                envs.step(action)
+
+
+@pytest.mark.parametrize("params", ["", '{"at_resets": true}'])
+def test_masks_in_infos_of_a_suite_that_vectorises_itself_are_refused(params):
+    def played(params):
+        name = f"{TOYS}TellingToys-v0"
+        with closing(make_host(name, 2, 0, env_params=params, vectorization="vector")) as envs:
+            envs.reset()
+            assert not params, "refused before"
+            envs.step(np.zeros(2, np.int32))
+
+    with pytest.raises(FailedEnvError, match="take --vectorization sync"):
+        played(params)
 
 
 def test_atari_frames_have_their_channels_last():
@@ -811,17 +851,32 @@ def test_an_environment_that_hangs_at_the_first_look_is_given_up(tmp_path, monke
         inspect_env(args)
 
 
+REPLACING = (
+    lambda: os.execv("/bin/true", ["true"]),
+    lambda: os.execve("/bin/true", ["true"], {}),
+    lambda: os.execl("/bin/true", "true"),
+    lambda: os.execlpe("true", "true", {}),
+    lambda: os.execvp("true", ["true"]),
+)
+
+
 def test_an_environment_cannot_end_the_program():
     with pytest.raises(UsageError, match=r"os._exit\(7\)"):
         inspect_env(small_args(env_params='{"exit_at": 1}'))
     for phase in ("make", "reset", "env_step", "close"):
         with pytest.raises(FailedEnvError, match="3"), Worker("actor 0").doing(phase):
             os._exit(3)
+        for replace in REPLACING:
+            words = pytest.raises(FailedEnvError, match="os.execve?.*true")
+            with words, Worker("actor 0").doing(phase):
+                replace()
     code = (
         "import os, pmaprl.actors.threads as t; w = t.Worker('a')\nwith w.doing('make'): "
         "pass\nos._exit(5)"
     )
     assert run_python("-c", code, cwd=ROOT).returncode == 5
+    code = code.replace("os._exit(5)", "os.execlp('sh', 'sh', '-c', 'exit 6')")
+    assert run_python("-c", code, cwd=ROOT).returncode == 6
 
 
 @pytest.mark.parametrize(

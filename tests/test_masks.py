@@ -430,7 +430,7 @@ def values_of(module, args, env, learner, obs):
     memory = initial_memory("gru", 8, 1, len(actions))
     sequence = jax.tree.map(lambda x: x[None], obs)
     if module is appo:
-        network = appo.Network(args, env.observation_space, env.action_space)
+        network = appo.Network(args, env.spec)
         both = appo.Memory(memory, memory)
         return network.apply(params, sequence, first, both)[1]
     if module is ppo_rnn:

@@ -23,7 +23,7 @@ from pmaprl.actors.threads import Worker
 from pmaprl.cli.command import PolicyArgs
 from pmaprl.cli.errors import UsageError
 from pmaprl.cli.files import read_config
-from pmaprl.device.agents import Player, Policy
+from pmaprl.device.agents import Player
 from pmaprl.device.evaluation import SEED, run_episodes
 from pmaprl.device.interface import OnPolicy
 from pmaprl.device.optim import hparams_of
@@ -31,6 +31,7 @@ from pmaprl.envs.registry import make_host
 from pmaprl.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box, map_leaves
 from pmaprl.export import export_policy
 from pmaprl.machine.devices import choose_devices
+from pmaprl.policies.policy import Policy
 from pmaprl.policy import StoredPolicy, load_named, load_policy
 from pmaprl.runs.checkpoints import Checkpoints
 from pmaprl.runs.console import Console

@@ -14,6 +14,7 @@ from pmaprl.algos.ppo_pmap import Args
 
 from algos import ppo_pmap as ppo
 from pmaprl.cli.errors import ProcessEnded, TrainingError, UsageError
+from pmaprl.envs.registry import make
 from pmaprl.machine import multihost
 from pmaprl.runs.checkpoints import Checkpoints, checksums
 from pmaprl.runs.directory import agree_on_directory, describe_shared
@@ -111,13 +112,16 @@ def test_processes_that_have_met_compare_what_was_not_known_before(tmp_path, mon
         "algorithm": "ppo",
         "script_sha256": "a",
         "versions": {},
+        "env_spec": make("CartPole-v1").spec.to_json(),
     }
-    monkeypatch.setattr(multihost, "allgather", lambda own: [own, own | {"--seed": 7}])
-    with pytest.raises(
-        UsageError,
-        match="process 1 differs from process 0: --seed is 7 there, 0 here",
+    wider = make("Acrobot-v1").spec.to_json()
+    for theirs, wanted in (
+        ({"--seed": 7}, "--seed is 7 there, 0 here"),
+        ({"env_spec": wider}, "shape of the observation: .6. there, .4. here"),
     ):
-        agree_on_directory(args, config)
+        monkeypatch.setattr(multihost, "allgather", lambda own, more=theirs: [own, own | more])
+        with pytest.raises(UsageError, match=f"process 1 differs from process 0: {wanted}"):
+            agree_on_directory(args, config)
 
 
 def test_what_a_run_is_known_by_is_the_same_in_all_of_its_processes(tmp_path, monkeypatch):

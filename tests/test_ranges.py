@@ -16,7 +16,6 @@ from gymnax.environments.spaces import Box
 from helpers import AXIS, Fussy, Pixels, Toy, make_env, over_devices, small_args, small_rnn_args
 
 from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
-from pmaprl.device.agents import Policy
 from pmaprl.device.evaluation import fault_of, run_episodes
 from pmaprl.device.optim import hparams_of
 from pmaprl.envs import spaces
@@ -25,6 +24,7 @@ from pmaprl.envs.environment import Env, Step
 from pmaprl.envs.masks import check_parts
 from pmaprl.envs.ranges import IN_SPACE, OUTSIDE, are_choices, fault_in, in_space, range_metrics
 from pmaprl.envs.spaces import Discrete, EnvSpec, MultiDiscrete
+from pmaprl.policies.policy import Policy
 from pmaprl.suites.tools.checked import _element, mask_of
 
 BITS = spaces.convert(gymnasium.spaces.MultiBinary(2), "observation space")

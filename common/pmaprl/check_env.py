@@ -54,7 +54,7 @@ from pmaprl.device.programs import set_up_cache
 from pmaprl.device.rollout import split_keys
 from pmaprl.drawing.pictures import fitting
 from pmaprl.envs import spaces
-from pmaprl.envs.environment import Env
+from pmaprl.envs.environment import Env, channels_in_front
 from pmaprl.envs.masks import check_parts, is_mask, legal_actions, nothing_legal
 from pmaprl.envs.ranges import are_bytes_in_bounds, are_choices, fault_in
 from pmaprl.envs.registry import make, make_host
@@ -125,7 +125,10 @@ def _play_on_device(args: Args) -> tuple[EnvSpec, Played, Played, list["Finding"
     act = _random_actions(env.spec)
     played = _device_steps(args, env, reset, step, act)
     again = _device_steps(args, env, reset, step, act)
-    return env.spec, played, again, list(_picture(args, env))
+    findings = list(_picture(args, env))
+    if told := channels_in_front(env):
+        findings.append(Finding("note", told))
+    return env.spec, played, again, findings
 
 
 def _random_actions(spec: EnvSpec) -> Any:

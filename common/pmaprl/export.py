@@ -34,10 +34,11 @@ ARGS = parse(Args) if __name__ == "__main__" else None
 import jax
 import jax.export
 
-from pmaprl.device.agents import Policy, PolicyInput
+from pmaprl.device.agents import PolicyInput
 from pmaprl.device.sharding import by_name
 from pmaprl.envs.suite_tools import import_package, readable_errors
 from pmaprl.export_check import Checked, check_file
+from pmaprl.policies.policy import Policy
 from pmaprl.policy import StoredPolicy, load_named
 from pmaprl.runs.directory import versions
 from pmaprl.runs.metrics import jsonable

@@ -47,11 +47,13 @@ from pmaprl.cli.run_flags import check_params_of_run
 from pmaprl.device.evaluation import Episodes, fault_of, play_episodes
 from pmaprl.device.programs import set_up_cache
 from pmaprl.drawing.episodes import Recording, draw_gif, record
+from pmaprl.envs.bytes import spec_with_byte_max
+from pmaprl.envs.differences import difference, has_types_of_actions
 from pmaprl.envs.environment import Env
 from pmaprl.envs.host import evaluation_params
-from pmaprl.envs.masks import without_privileged
+from pmaprl.envs.masks import policy_spec
 from pmaprl.envs.registry import make
-from pmaprl.envs.spaces import EnvSpec, Space, leaves, map_leaves
+from pmaprl.envs.spaces import EnvSpec, leaves
 from pmaprl.policy import StoredPolicy, load_named
 from pmaprl.recording import HostPlay, play_on_host
 
@@ -102,20 +104,16 @@ def environment_of(args: Args, policy: StoredPolicy) -> tuple[str, str]:
     return name, evaluation_params(trained) if steps_on_host(name) else params
 
 
-def _check_fit(policy: StoredPolicy, env: Env | EnvSpec) -> None:
-    seen = without_privileged(env.observation_space)
-    both = {
-        "observation": (policy.env.observation_space, seen),
-        "action": (policy.env.action_space, env.action_space),
-    }
-    for kind, (ours, theirs) in both.items():
-        if _kinds(ours) != _kinds(theirs):
-            raise UsageError(f"the policy's {kind}s are {ours}, those of {env.name} are {theirs}")
-
-
-def _kinds(space: Space) -> str:
-    """Describe a space without the types of actions, which older runs have not stored."""
-    return str(map_leaves(lambda leaf: leaf._replace(dtype=None), space))
+def _check_fit(policy: StoredPolicy, env: EnvSpec) -> None:
+    """Raise UsageError if the policy was not trained for the spaces of an environment."""
+    config = policy.config
+    seen = policy_spec(spec_with_byte_max(env, config["args"].get("byte_max", 0)))
+    when = "in its training", "there"
+    found = difference(policy.env, seen, when, has_types=has_types_of_actions(config))
+    if found:
+        raise UsageError(
+            f"the policy needs the spaces of its training, {env.name} has others: {found}"
+        )
 
 
 # The environment, all episodes, and with --gif the recording of the first one
@@ -126,7 +124,7 @@ def _play_on_device(
     args: Args, policy: StoredPolicy, name: str, env_params: str, console: Console
 ) -> Played:
     env = make(name, env_params)
-    _check_fit(policy, env)
+    _check_fit(policy, env.spec)
     keys = jax.random.split(jax.random.key(args.seed), args.episodes)
     player = policy.player(args.stochastic)
     play_all = jax.jit(lambda keys: play_episodes(env, player, keys))

@@ -32,12 +32,12 @@ from pmaprl.cli.command import PolicyArgs
 from pmaprl.cli.errors import UsageError, printable
 from pmaprl.cli.files import ROOT, is_run, read_config
 from pmaprl.cli.run_flags import ONE_TIME
-from pmaprl.device.agents import Policy
 from pmaprl.device.optim import hparams_of
 from pmaprl.device.sharding import flatten, unflatten
-from pmaprl.envs.bytes import spec_with_byte_max
+from pmaprl.envs.differences import spec_of_run
 from pmaprl.envs.spaces import EnvSpec
 from pmaprl.machine.devices import check_settings, start_jax
+from pmaprl.policies.policy import Policy
 from pmaprl.runs.checkpoints import FOLDER, Checkpoints, Mismatch, step_of
 from pmaprl.runs.console import Console
 from pmaprl.runs.results import ranked, training_returns
@@ -142,13 +142,7 @@ def load_policy(
     run_dir, step = _split_checkpoint(Path(run), step)
     config = read_config(run_dir)
     start_jax()
-    try:
-        spec = EnvSpec.from_json(config["env_spec"])
-        env = spec_with_byte_max(spec, config["args"].get("byte_max", 0))
-    except Exception as error:
-        raise UsageError(
-            f"{run_dir} does not say what its observations and actions are: {error!r}"
-        ) from error
+    env = spec_of_run(run_dir, config)
     module = _module(config, run_dir, algorithm)
     try:
         args, functions, like = _functions(config, env, module)

@@ -17,7 +17,6 @@ from pmaprl.actors.threads import ActorFlags
 from pmaprl.cli.env_flags import HOST_SUITES, SUITES
 from pmaprl.cli.errors import UsageError, printable_lines
 from pmaprl.cli.host_flags import FlagsByPlace
-from pmaprl.device.agents import Policy
 from pmaprl.device.collectives import in_one_order
 from pmaprl.device.programs import Programs, for_seeds, over_devices
 from pmaprl.device.replay import describe_replay
@@ -25,13 +24,14 @@ from pmaprl.device.sharding import AXIS, arrays_of, to_host
 from pmaprl.drawing.figures import draw_curve, draw_population
 from pmaprl.envs.bytes import describe_bytes
 from pmaprl.envs.custom import wrap
-from pmaprl.envs.environment import Env, check_spaces, defaults_left_off
+from pmaprl.envs.environment import Env, channels_in_front, check_spaces, defaults_left_off
 from pmaprl.envs.host import evaluation_params
 from pmaprl.envs.registry import list_envs, make
 from pmaprl.envs.spaces import EnvSpec
 from pmaprl.envs.variation import run_env
 from pmaprl.machine import multihost
 from pmaprl.machine.devices import Device, check_fits, choose_devices, choose_roles, describe
+from pmaprl.policies.policy import Policy
 from pmaprl.policies.ratings import rate_members
 from pmaprl.runs.directory import describe_shared
 from pmaprl.runs.lock import locked
@@ -109,6 +109,8 @@ def train_on_devices(
     example = np.int32(0)
     check_fits(args, shapes, example, env.spec, devices)
     notes = _notes(args, env.spec, shapes)
+    if told := channels_in_front(env):
+        notes["images"] = told
     if env.declared_steps > env.max_steps:
         notes["eval"] = f"cuts episodes after {env.max_steps:,} of {env.declared_steps:,} steps"
     setup = Setup(args, script, env, devices, notes, callback, algorithm.cautions)

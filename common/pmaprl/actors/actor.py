@@ -25,6 +25,7 @@ from pmaprl.device.agents import PolicyInput
 from pmaprl.device.statistics import MetricSums, Number, reduction_of
 from pmaprl.envs import spaces
 from pmaprl.envs.bytes import spec_with_byte_max
+from pmaprl.envs.differences import difference
 from pmaprl.envs.host import HostEnvs, HostStep, SteppedEnvs, begins, evaluation_params
 from pmaprl.envs.masks import check_legal, check_parts, legal_actions
 from pmaprl.envs.numbers import cast, is_numeric
@@ -274,14 +275,9 @@ def inspect_env(args: HostEnvArgs) -> HostEnvKind:
     if params == args.env_params:
         return kind
     evaluated = _inspect(args, params)
-    for part in ("observation", "action"):
-        in_training = str(getattr(kind.spec, f"{part}_space"))
-        in_evaluations = str(getattr(evaluated.spec, f"{part}_space"))
-        if in_evaluations != in_training:
-            raise UsageError(
-                f"{part}s are {in_evaluations} in evaluations, with --eval-env-params, and "
-                f"{in_training} in the training"
-            )
+    found = difference(kind.spec, evaluated.spec, ("in the training", "in evaluations"))
+    if found:
+        raise UsageError(f"--eval-env-params must keep the spaces of the training: {found}")
     return kind
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -34,6 +34,8 @@ POLL_INTERVAL = 0.1  # seconds between two looks at whether to stop
 
 _foreign = threading.local()  # `code` is True while a thread is in the code of an environment
 _end_process = os._exit
+_replace_program = os.execv
+_replace_program_with = os.execve
 _program = os.getpid()
 
 
@@ -43,12 +45,30 @@ def _exit_of_environments(code: int) -> None:
     Otherwise such an environment would end the whole program without a word. For everybody else,
     and in processes that environments have forked, it ends the process as usual.
     """
-    if os.getpid() == _program and getattr(_foreign, "code", False):
-        raise FailedEnvError(f"an environment wanted to end the whole program (os._exit({code}))")
+    _refuse_in_environments(f"os._exit({code})")
     _end_process(code)
 
 
+def _exec_of_environments(path: Any, args: Any) -> NoReturn:
+    """Replacement of `os.execv`, which all of `os.execl` to `os.execvp` call, for the same."""
+    _refuse_in_environments(f"os.execv({path!r})")
+    _replace_program(path, args)
+
+
+def _exec_with_of_environments(path: Any, args: Any, env: Any) -> NoReturn:
+    """Replacement of `os.execve`, which all of `os.execle` to `os.execvpe` call, for the same."""
+    _refuse_in_environments(f"os.execve({path!r})")
+    _replace_program_with(path, args, env)
+
+
+def _refuse_in_environments(call: str) -> None:
+    if os.getpid() == _program and getattr(_foreign, "code", False):
+        raise FailedEnvError(f"an environment wanted to end the whole program ({call})")
+
+
 os._exit = _exit_of_environments
+os.execv = _exec_of_environments
+os.execve = _exec_with_of_environments
 
 
 class Stopped(Exception):

@@ -58,9 +58,18 @@ import numpy as np
 
 from pmaprl.cli.errors import UsageError
 from pmaprl.envs import spaces
-from pmaprl.envs.masks import PRIVILEGED, check_parts, has_privileged
+from pmaprl.envs.masks import MASK, PRIVILEGED, check_parts, has_privileged
 from pmaprl.envs.numbers import cast
-from pmaprl.envs.spaces import Box, Discrete, EnvSpec, HasSpaces, is_image, leaves
+from pmaprl.envs.spaces import (
+    Box,
+    Discrete,
+    EnvSpec,
+    HasSpaces,
+    choices_of,
+    has_channels_first,
+    is_image,
+    leaves,
+)
 from pmaprl.envs.suite_tools import is_number
 
 DEFAULT_HORIZON = 1_000  # for environments that declare no `max_steps`
@@ -254,6 +263,7 @@ class Env:
         terminated = self._checked_array("terminated", reached.terminated, bool)
         truncated = self._checked_array("truncated", reached.truncated, bool)
         info = reached.info if isinstance(reached.info, Mapping) else {}
+        self._check_mask(info)
         logged = self.logged
         if logged is None:
             logged = {name: name for name, value in info.items() if is_number(value)}
@@ -269,6 +279,16 @@ class Env:
             truncated=truncated,
             info=numbers,
         )
+
+    def _check_mask(self, info: Mapping[str, Any]) -> None:
+        """Raise UsageError if an info has a mask of legal actions that is not observed."""
+        observed = self.observation_space
+        is_observed = isinstance(observed, Mapping) and MASK in observed
+        if MASK in info and not is_observed and choices_of(self.action_space):
+            raise UsageError(
+                f"environment {self.name}: step returned an {MASK} in its info, where nobody looks "
+                f'for it: let observations be a dictionary with an "{MASK}"'
+            )
 
     def checked_obs(self, what: str, obs: Any) -> Any:
         """Convert an observation to the types of `reset`.
@@ -428,6 +448,21 @@ def check_spaces(args: Any, env: HasSpaces) -> None:
             "--exploration-loss symmetric-kl needs discrete actions: there is no uniform "
             "policy on a Box"
         )
+
+
+def channels_in_front(env: Env) -> str:
+    """Say which images of a user's environment seem to be [C, H, W]; "" if none do."""
+    found = [
+        f"{name} {leaf}".strip()
+        for name, leaf in leaves(env.observation_space)
+        if env.is_of_user and has_channels_first(leaf)
+    ]
+    if not found:
+        return ""
+    return (
+        f"{', '.join(found)} seems to have its channels first, and networks take images as "
+        "[height, width, channels]: transpose it"
+    )
 
 
 def defaults_left_off(args: Any, env: HasSpaces) -> dict[str, str]:

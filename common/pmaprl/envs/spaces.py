@@ -520,13 +520,21 @@ def clip(action: Any, space: Space, batch: tuple[int, ...] = (), np: Any = jnp) 
     def clipped(leaf, x):
         x = x.reshape(*batch, *leaf.shape)
         if isinstance(leaf, Box):
-            x = np.clip(x, leaf.low, leaf.high)
+            x = np.clip(x, *_finite_bounds(leaf))
         is_whole = leaf.dtype is not None and not jnp.issubdtype(leaf.dtype, jnp.floating)
         if is_whole and jnp.issubdtype(x.dtype, jnp.floating):
             x = np.rint(x)
         return x if leaf.dtype is None else x.astype(leaf.dtype)
 
     return map_leaves(clipped, space, action)
+
+
+def _finite_bounds(leaf: Box) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds within which no number becomes infinite in the type of an action."""
+    if leaf.dtype is None or not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf.low, leaf.high
+    held = jnp.finfo(leaf.dtype)
+    return np.maximum(leaf.low, float(held.min)), np.minimum(leaf.high, float(held.max))
 
 
 def encode(observation: jax.Array, space: Leaf) -> jax.Array:
@@ -594,6 +602,11 @@ def keys_of_parts(key: jax.Array, space: Space) -> Any:
 
 def is_image(space: Space) -> TypeGuard[Box]:
     return isinstance(space, Box) and len(space.shape) == 3
+
+
+def has_channels_first(space: Space) -> TypeGuard[Box]:
+    """Tell if an image seems to be [C, H, W], because it has few channels there."""
+    return is_image(space) and space.shape[0] < min(space.shape[1:])
 
 
 def has_privileged(space: Space) -> bool:

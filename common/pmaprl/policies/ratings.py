@@ -11,10 +11,10 @@ import numpy as np
 from jax import Array
 
 from pmaprl.cli.files import write_json
-from pmaprl.device.agents import Policy
 from pmaprl.device.evaluation import SEED, play_episodes
 from pmaprl.device.population import diverged_members
 from pmaprl.envs.environment import Env
+from pmaprl.policies.policy import Policy
 from pmaprl.runs.run import Run
 
 MOST_OPPONENTS = 15  # with more opponents, a member plays fewer games against each

@@ -33,6 +33,8 @@ from pmaprl.cli.files import (
 )
 from pmaprl.cli.run_flags import MEANING, ONE_TIME, brief_value, differences
 from pmaprl.cli.stored import LARGE, check_regular, entries_of
+from pmaprl.envs.differences import difference, difference_from_run
+from pmaprl.envs.spaces import EnvSpec
 from pmaprl.machine import multihost
 from pmaprl.machine.devices import Device
 from pmaprl.runs.checkpoints import FOLDER, Checkpoints, is_checkpoint, step_of
@@ -48,6 +50,7 @@ BATCH = (
     "distributed",
 )
 """Flags that decide how many steps an update takes, in algorithms that have them."""
+NAMING = "env", "env_params"  # flags that name the environment
 FILES = (
     "metrics.jsonl",
     "curve.png",
@@ -138,20 +141,28 @@ def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, 
         The directory, and the changed flags; (None, []) with --benchmark, which has no directory.
 
     Raises:
-        UsageError: the processes have different flags or versions, or see `choose_directory`.
+        UsageError: the processes have different flags, versions or spaces, or see
+            `choose_directory`.
     """
     ours = _comparable(args, config["args"])
     ours |= {name: config[name] for name in ("algorithm", "script_sha256", "versions")}
-    of_all = multihost.allgather(ours)
+    spec = EnvSpec.from_json(config["env_spec"])
+    of_all = multihost.allgather(ours | {"env_spec": config["env_spec"]})
     this = jax.process_index()
     for process, theirs in enumerate(of_all):
-        different = [name for name, value in of_all[this].items() if value != theirs.get(name)]
-        if different:
-            values = [
-                f"{name} is {theirs.get(name)} there, {ours[name]} here" for name in different
-            ]
-            raise UsageError(f"process {process} differs from process {this}: {'; '.join(values)}")
+        different = [name for name in ours if of_all[this][name] != theirs.get(name)]
+        values = [f"{name} is {theirs.get(name)} there, {ours[name]} here" for name in different]
+        values.append(
+            difference(
+                EnvSpec.from_json(theirs["env_spec"]), spec, when=("there", "here"), exact=True
+            )
+        )
+        told = "; ".join(filter(None, values))
+        if told:
+            raise UsageError(f"process {process} differs from process {this}: {told}")
     if args.benchmark:
+        if args.init_from:
+            _check_source(args.init_from, config)
         return None, []
     path, changes = multihost.on_first(choose_directory, args, config)
     return Path(path), changes
@@ -189,11 +200,21 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
         config["earlier_scripts"] = _earlier_scripts(stored, config["script_sha256"])
         return path, _compare(args, stored, config, path)
     if args.init_from:
-        flags = read_config(args.init_from)["args"], config["args"]
-        if differences(*flags, MEANING):
-            changed = differences(*flags, ("env", "recipe", *MEANING))
-            raise UsageError(f"--init-from {args.init_from} does not fit: {'; '.join(changed)}")
+        _check_source(args.init_from, config)
     return path, []
+
+
+def _check_source(source: str, config: dict[str, Any]) -> None:
+    """Raise UsageError if parameters of the run `source` would mean something else in this one."""
+    stored = read_config(source)
+    flags = stored["args"], config["args"]
+    if differences(*flags, MEANING):
+        changed = differences(*flags, ("env", "recipe", *MEANING))
+        raise UsageError(f"--init-from {source} does not fit: {'; '.join(changed)}")
+    found = difference_from_run(source, stored, EnvSpec.from_json(config["env_spec"]))
+    if found:
+        changed = [*differences(*flags, NAMING), found]
+        raise UsageError(f"--init-from {source} needs the spaces of its run: {'; '.join(changed)}")
 
 
 def _earlier_scripts(stored: dict[str, Any], digest: str) -> list[str]:
@@ -287,12 +308,22 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
     refused = differences(flags_then, flags_now, args.fixed)
     if refused:
         raise UsageError(f"{path} cannot go on with these flags: {'; '.join(refused)}")
+    now = EnvSpec.from_json(config["env_spec"])
+    found = difference_from_run(path, stored, now)
+    if found and not _is_untrained(path):
+        found = "; ".join([*differences(flags_then, flags_now, NAMING), found])
+        raise UsageError(
+            f"{path} cannot go on in an environment of other spaces, as a new run could: {found}"
+        )
     compared = [name for name in flags_now if name not in ONE_TIME]
     changes = differences(flags_then, flags_now, compared)
     for name in sorted(stored["args"].keys() - flags_now.keys()):
         changes.append(
             f"{flag_of(name)}: {brief_value(stored['args'][name])} then, no flag of this file now"
         )
+    # Networks see nothing of it, but it may be a slip
+    hidden = difference_from_run(path, stored, now, exact=True)
+    changes += [hidden] if hidden else []
     suite_of_env, _ = split_name(args.env)
     versions_then = stored.get("versions", {})
     for suite, now in suite_version(suite_of_env).items():

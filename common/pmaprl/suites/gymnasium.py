@@ -65,6 +65,10 @@ class SuiteEnv:
         self._seed: int | None = options.seed
         # An environment that a suite vectorises may write each step into the same arrays
         self._reuses_arrays = options.vectorization == "vector"
+        observed = self.spec.observation_space
+        is_observed = isinstance(observed, Mapping) and MASK in observed
+        has_choices = bool(spaces.choices_of(self.spec.action_space))
+        self._wants_mask = self._reuses_arrays and has_choices and not is_observed
 
     @property
     def obs_names(self) -> tuple[str, ...]:
@@ -77,7 +81,8 @@ class SuiteEnv:
         self._over = np.zeros(self.num_envs, bool)
         seed = self._seed
         self._seed = None  # later resets go on with the environments' own randomness
-        obs, _ = self._inner.reset(seed=seed)
+        obs, infos = self._inner.reset(seed=seed)
+        self._check_mask(infos)
         return self._conversion.observations(_copied(obs))
 
     def reseed(self, seed: int) -> bool:
@@ -87,6 +92,7 @@ class SuiteEnv:
 
     def step(self, action: np.ndarray) -> HostStep:
         *outputs, infos = self._inner.step(self._conversion.actions(action))
+        self._check_mask(infos)
         if self._reuses_arrays:
             outputs = _copied(tuple(outputs))
         obs, reward, *ends = outputs
@@ -110,6 +116,19 @@ class SuiteEnv:
             valid=valid,
             final_obs=final_obs,
             info=infos,
+        )
+
+    def _check_mask(self, infos: Any) -> None:
+        """Raise FailedEnvError if infos of a suite that vectorises itself have a mask.
+
+        Other environments observe it, see `CheckedEnv`.
+        """
+        masks = infos.get(MASK) if isinstance(infos, Mapping) else None
+        if masks is None or not self._wants_mask:
+            return
+        raise FailedEnvError(
+            f"the infos of {self._env_id} have an {MASK}, which --vectorization vector does not "
+            f"look for: take --vectorization sync, or observe a dictionary with an {MASK}"
         )
 
     def _with_final(self, obs: Any, over: np.ndarray, infos: dict[str, Any]) -> Any:

@@ -30,10 +30,20 @@ class CheckedEnv(gymnasium.Wrapper):
     environment keeps the last one of an episode while it resets. Entries of infos that are no
     numbers are left out: nobody reads them, and those of several environments need not fit
     together.
+
+    A mask of legal actions in an info has to be there from the first reset on, because only then is
+    it observed.
     """
+
+    def __init__(self, env: gymnasium.Env):
+        super().__init__(env)
+        observations = self.observation_space
+        is_observed = isinstance(observations, Dict) and "action_mask" in observations.spaces
+        self._needs_no_mask = is_observed or isinstance(self.action_space, Box)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
         obs, info = outputs_of(self.env, "reset", self.env.reset(seed=seed, options=options))
+        self._check_mask(info)
         return _element(self.observation_space, obs, "the observation"), _numbers(info)
 
     def step(self, action: Any) -> tuple[Any, ...]:
@@ -42,13 +52,25 @@ class CheckedEnv(gymnasium.Wrapper):
             action = np.asarray(action, self.action_space.dtype)
         outputs = outputs_of(self.env, "step", self.env.step(action))
         obs, reward, terminated, truncated, info = outputs
-        return (
+        checked = (
             _element(self.observation_space, obs, "the observation"),
             _number(reward, "the reward"),
             _truth(terminated, "terminated"),
             _truth(truncated, "truncated"),
             _numbers(info),
         )
+        _, _, terminated, truncated, _ = checked
+        if not (terminated or truncated):  # at the end nobody acts
+            self._check_mask(info)
+        return checked
+
+    def _check_mask(self, info: Mapping) -> None:
+        """Raise FailedEnvError if an info has a mask that is not observed."""
+        if not self._needs_no_mask and info.get("action_mask") is not None:
+            raise FailedEnvError(
+                f"the info of {name_of(self.env)} has an action_mask, and that of its first reset "
+                "had none: return it from every reset too"
+            )
 
 
 def outputs_of(env: gymnasium.Env, method: str, outputs: Any) -> tuple[Any, ...]:

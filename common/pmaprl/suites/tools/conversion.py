@@ -1,7 +1,7 @@
 """Conversion between the spaces of environments on the host and those of a policy."""
 
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,7 +33,9 @@ class Conversion:
         def narrow_dtype_of(leaf: spaces.Leaf, theirs: Any) -> np.dtype:
             return _narrow(dtype_of(leaf, theirs), theirs)
 
-        stacked = [part for part, leaf in spaces.leaves(self.theirs) if _stacked(leaf)]
+        stacked = [
+            part for part, leaf in spaces.leaves(self.theirs) if spaces.has_channels_first(leaf)
+        ]
         self._action_dtype = spaces.map_leaves(dtype_of, actions, action_space)
         self.spec = EnvSpec(
             name=name,
@@ -47,7 +49,7 @@ class Conversion:
         """Convert observations [N, ...] of the environments to the policy's."""
 
         def channels_last(leaf: spaces.Leaf, x: np.ndarray) -> np.ndarray:
-            return np.moveaxis(x, 1, -1) if _stacked(leaf) else x
+            return np.moveaxis(x, 1, -1) if spaces.has_channels_first(leaf) else x
 
         return spaces.map_leaves(channels_last, self.theirs, obs)
 
@@ -77,13 +79,8 @@ def _narrow(dtype: np.dtype, theirs: Any) -> np.dtype:
     return narrow(dtype)
 
 
-def _stacked(leaf: spaces.Leaf) -> TypeGuard[spaces.Box]:
-    """True if an observation is frames [C, H, W]."""
-    return spaces.is_image(leaf) and leaf.shape[0] < min(leaf.shape[1:])
-
-
 def _channels_last(leaf: spaces.Leaf) -> spaces.Leaf:
-    if not _stacked(leaf):
+    if not spaces.has_channels_first(leaf):
         return leaf
     low = np.moveaxis(leaf.low, 0, -1)
     high = np.moveaxis(leaf.high, 0, -1)

@@ -4,6 +4,7 @@ Importing this registers `pmaprl/PartialCartPole-v1` and `pmaprl/PartialPendulum
 import it too, so it needs nothing that is slow.
 """
 
+import importlib
 import multiprocessing.connection
 import multiprocessing.util
 import os
@@ -284,9 +285,19 @@ _mujoco = _Mujoco()
 
 def make(mask: str, env_id: str, **arguments: Any) -> gymnasium.Env:
     """Make gymnasium's environment, checked; it observes the `mask` that its info may have."""
-    if "mujoco" in str(gymnasium.spec(env_id).entry_point):
+    if _is_of_mujoco(env_id):
         _mujoco.listen()
     return CheckedEnv(_with_mask(mask, gymnasium.make(env_id, **arguments)))
+
+
+def _is_of_mujoco(env_id: str) -> bool:
+    """True if an environment, perhaps one that an own module registers, is of MuJoCo."""
+    module, _, name = env_id.rpartition(":")
+    with suppress(ImportError):  # gymnasium says what is missing
+        if module:
+            importlib.import_module(module)
+    registered = gymnasium.registry.get(name)
+    return registered is not None and "mujoco" in str(registered.entry_point)
 
 
 def _with_mask(mask: str, env: gymnasium.Env) -> gymnasium.Env:

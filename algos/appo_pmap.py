@@ -43,7 +43,7 @@ class Args(ActorArgs):
     rho_clip: Positive = 1.0
     """V-trace's rho-bar: largest importance weight of a step's own error."""
     c_clip: Positive = 1.0
-    """V-trace's c-bar: largest importance weight by which later errors reach back a step."""
+    """V-trace's c-bar: largest importance weight with which later errors reach back a step."""
     max_policy_lag: CountOrZero = 0
     """Updates by which a step's policy may be stale before the step is left out; 0: no limit."""
 
@@ -74,11 +74,11 @@ class Args(ActorArgs):
     pg_rho_clip: Positive = 1.0
     """Largest importance weight of the policy gradient of --loss impala."""
     ratio_clamp: Annotated[float, Bounds(at_least=1)] = 20.0
-    """Limit of probability ratios, which are clamped to 1 / this .. this before any use."""
+    """Bound x of probability ratios, which are clamped to 1 / x .. x before any use."""
     vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
     clip_vloss: bool = False
-    """Clip the value loss by --clip-eps, as the policy loss is."""
+    """Clip the value loss with --clip-eps, like the policy loss."""
     ent_coef: NonNegative = 0.01
     """Initial entropy coefficient, the weight of the exploration loss."""
     ent_fraction: Fraction = 0.0
@@ -120,7 +120,7 @@ class Args(ActorArgs):
 
     @property
     def samples_per_env(self) -> int:
-        """Samples of a rollout for minibatches: its steps, which stay together with memory."""
+        """Samples of a rollout per environment: its steps, or with memory one sequence."""
         return self.num_steps if self.rnn == "none" else 1
 
     def sizes(self, num_devices: int) -> list[str]:
@@ -169,15 +169,15 @@ class Network(nn.Module):
         args = self.args
         layers = partial(nets.Recurrent, args.rnn, args.rnn_size, args.rnn_span, args.dtype)
         x = nets.Torso.of(args, self.env.policy_obs_space, name="torso")(obs)
-        x, of_policy = layers(name="memory")(x, first, memory.policy)
+        x, policy_memory = layers(name="memory")(x, first, memory.policy)
         y = x
-        of_value = ()
+        value_memory = ()
         if not args.share_torso:
             y = nets.Torso.of(args, self.env.observation_space, name="value_torso")(obs)
-            y, of_value = layers(name="value_memory")(y, first, memory.value)
+            y, value_memory = layers(name="value_memory")(y, first, memory.value)
         value = nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(y)[..., 0]
         policy = nets.PolicyHead(self.env.action_space, name="policy")(x, obs)
-        return policy, value, Memory(policy=of_policy, value=of_value)
+        return policy, value, Memory(policy=policy_memory, value=value_memory)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -193,9 +193,7 @@ class Learner(struct.PyTreeNode):
     params: Any
     opt_state: Any
     obs_stats: nets.Normalizer
-    return_stats: (
-        nets.Normalizer
-    )  # of value targets, between units of the rewards and the network's
+    return_stats: nets.Normalizer  # of value targets; converts them to the network's units
 
 
 class Memory(NamedTuple):
@@ -276,7 +274,8 @@ def vtrace(
     """V-trace value targets and advantages (Espeholt et al. 2018, eq. 1 and section 4.2).
 
     Args:
-        log_rho: [T, N] log-probability of each action now, minus that when it was taken.
+        log_rho: [T, N] log-probability of each action under the current policy, minus its
+            log-probability under the policy that acted.
         reward: [T, N] rewards.
         value: [T, N] values of the observations.
         next_value: [T, N] value of the next observation; at a truncation, of the final observation.
@@ -285,7 +284,7 @@ def vtrace(
         gamma: discount factor.
         lambda_: weight of later errors.
         rho_clip: rho-bar, the largest importance weight of a step's own error.
-        c_clip: c-bar, the largest importance weight by which later errors reach back a step.
+        c_clip: c-bar, the largest importance weight with which later errors reach back a step.
 
     Returns:
         [T, N] targets, and [T, N] advantages without the importance weight of their own action.
@@ -303,7 +302,7 @@ def vtrace(
 
     start = jnp.zeros_like(delta[0])
     _, correction = jax.lax.scan(backward, start, (delta, decay), reverse=True)
-    # Beyond an end, and beyond the last step, nothing corrects the next value
+    # The next value has no correction where an episode ends, nor at the last step
     following = jnp.concatenate([correction[1:], jnp.zeros_like(correction[:1])])
     next_correction = following * (1.0 - done)
     advantage = reward + gamma * (next_value + lambda_ * next_correction) - value
@@ -330,7 +329,7 @@ def value_loss(
 ) -> jax.Array:
     """Half the squared error of each sample.
 
-    With `clip_eps` it is the larger one of this error and of that after a clipped change.
+    With `clip_eps`, the larger of this error and the error of the clipped value.
     """
     error = jnp.square(value - target)
     if clip_eps is not None:
@@ -347,12 +346,12 @@ def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, clamp: float) -> jax
 def loss(
     policy: nets.Distribution, value: jax.Array, batch: Batch, hparams: HParams
 ) -> tuple[jax.Array, Metrics]:
-    """Policy, value and exploration loss, means over the steps that count.
+    """Policy, value and exploration loss, averaged over the samples of weight 1.
 
     Args:
         policy: distributions over actions of samples [1, B], or of sequences [T, B].
         value: values in that shape.
-        batch: the samples.
+        batch: the samples, in that shape.
         hparams: hyperparameters of this update.
 
     Returns:
@@ -385,7 +384,7 @@ def loss(
     metrics = losses | {
         "loss/total": total,
         "policy/entropy": entropy,
-        # From the policy that acted to this one
+        # From the policy that acted to the current one
         "policy/approx_kl": mean(ratio - 1 - clamped),
         "policy/clip_fraction": mean((ratio < bounds[0]) | (ratio > bounds[1])),
     }
@@ -415,7 +414,7 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
     def update(
         learner: Learner, rollout: Rollout, context: UpdateContext
     ) -> tuple[Learner, Metrics]:
-        """Learn from this device's share of some rollouts, and correct for the policies' lag."""
+        """Learn from this device's share of the rollouts, corrected for the policies' lag."""
         batch, estimate_metrics = estimate(learner, rollout, context)
         learner, batch = nets.popart(learner, batch, batch.weight > 0)
         learner, learn_metrics = learn(learner, batch, context)
@@ -426,7 +425,7 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
         learner: Learner, rollout: Rollout, context: UpdateContext
     ) -> tuple[Batch, Metrics]:
         """Estimate values, advantages and targets, in units of the rewards."""
-        # This pass is the loss's own: with one gradient step per update, both compile into one
+        # The loss repeats this pass: with one gradient step per update, both compile into one
         obs = learner.obs_stats.normalize(rollout.obs)
         obs, first = as_samples((obs, rollout.seen.first))
         outcome = network.apply(learner.params, obs, first, rollout.memory)
@@ -519,8 +518,8 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
             (params, opt_state), metrics = step(start, minibatches[0, 0])
         else:
             (params, opt_state), metrics = optim.run_epochs(step, start, minibatches)
-        # The KL after the update is that of the first minibatch of the last epoch; XLA drops the
-        # unused rest of the loss
+        # The first minibatch of the last epoch measures the KL after the update; XLA drops the rest
+        # of the loss, because nothing uses it
         first = jax.tree.map(lambda x: x[:, minibatches[-1, 0]], batch)
         _, after = loss_of(params, first, hparams)
         kl = after["policy/approx_kl"]

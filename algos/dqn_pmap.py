@@ -69,14 +69,13 @@ class Args(OffPolicyArgs):
     gamma: Discount = 0.99
     """Discount factor."""
     double: bool = True
-    """Use double Q-learning: the Q network chooses the next action, the target network values
+    """Use double Q-learning: the Q network chooses the next action, the target network evaluates
     it."""
     huber: bool = False
     """Use the Huber loss, linear for errors above 1, in place of half the squared error; it suits
     rewards within -1 .. 1."""
     n_steps: Count = 3
-    """Steps of n-step returns; fewer where an episode ends, and on the host where a rollout
-    does."""
+    """Steps of n-step returns; fewer at the end of an episode and, on the host, of a rollout."""
     distribution: Literal["none", "c51", "qr"] = "none"
     """Distribution of returns to learn: none (their mean alone), c51 (categorical) or qr
     (quantiles)."""
@@ -89,7 +88,8 @@ class Args(OffPolicyArgs):
 
     # normalisation
     normalize_obs: bool = True
-    """Normalise observations by the mean and standard deviation of all stored so far."""
+    """Normalise observations by the mean and standard deviation of all observations
+    stored so far."""
 
     # network
     dueling: bool = False
@@ -165,7 +165,7 @@ class QNetwork(nn.Module):
 
     def head(self, count: int, name: str) -> nn.Module:
         """Layer from features to `count` returns [B, count, Z]."""
-        product = jax.lax.dot_general  # the default, named because jax2onnx would take another
+        product = jax.lax.dot_general  # the default; jax2onnx replaces it unless it is named
         return nn.DenseGeneral((count, num_outputs(self.args)), dot_general=product, name=name)
 
 
@@ -180,7 +180,7 @@ class Learner(struct.PyTreeNode):
     """Networks, optimiser and normaliser, the same on every device."""
 
     params: Any
-    target_params: Any  # copy of `params` that follows them
+    target_params: Any  # copy of `params` that follows them slowly or at intervals
     opt_state: Any
     obs_stats: nets.Normalizer
     epsilon: jax.Array  # [] probability of a random action
@@ -191,7 +191,7 @@ class Learner(struct.PyTreeNode):
 
 
 def num_outputs(args: Args) -> int:
-    """Numbers Z that the network has for an action."""
+    """Number Z of network outputs per action."""
     return 1 if args.distribution == "none" else args.num_atoms
 
 
@@ -237,7 +237,7 @@ def loss(
 def outside(
     next_output: jax.Array, reward: jax.Array, discount: jax.Array, args: Args
 ) -> jax.Array:
-    """Share [B] of c51's target returns beyond --v-min .. --v-max, with arguments of `loss`."""
+    """Share [B] of c51's target returns beyond --v-min .. --v-max; arguments as for `loss`."""
     following = nets.ValueDistribution.of(next_output, args.v_min, args.v_max)
     atoms = reward[:, None] + discount[:, None] * following.atoms
     return following.replace(atoms=atoms).outside()
@@ -337,9 +337,9 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
         return nets.epsilon_greedy(q, epsilon, obs)
 
     def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
-        """Update the normaliser by transitions [T, N, ...] that were stored.
+        """Update the normaliser with newly stored transitions [T, N, ...].
 
-        Only `valid` [T, N] ones count, if that is given.
+        If `valid` [T, N] is given, only transitions where it is True count.
         """
         return learner.replace(obs_stats=learner.obs_stats.update(new.obs, valid))
 

@@ -69,7 +69,7 @@ class Args(OnPolicyArgs):
     vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
     clip_vloss: bool = False
-    """Clip the value loss by --clip-eps, as the policy loss is."""
+    """Clip the value loss with --clip-eps, like the policy loss."""
     ent_coef: NonNegative = 0.01
     """Initial entropy coefficient, the weight of the exploration loss."""
     ent_fraction: Fraction = 0.0
@@ -170,7 +170,7 @@ class Learner(struct.PyTreeNode):
     params: Params
     opt_state: Any
     obs_stats: nets.Normalizer
-    return_stats: nets.Normalizer  # of value targets, to the critic's units
+    return_stats: nets.Normalizer  # of value targets; converts them to the critic's units
 
 
 class Batch(NamedTuple):
@@ -248,7 +248,7 @@ def value_loss(
 ) -> jax.Array:
     """Half the squared error of each sample.
 
-    With `clip_eps` it is the larger one of this error and of that after a clipped change.
+    With `clip_eps`, the larger of this error and the error of the clipped value.
     """
     error = jnp.square(value - target)
     if clip_eps is not None:
@@ -360,7 +360,7 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
     def learn(learner: Learner, batch: Batch, context: UpdateContext) -> tuple[Learner, Metrics]:
         """Take gradient steps on the minibatches of all epochs.
 
-        No epoch counts after one whose KL divergence exceeds --target-kl.
+        After an epoch whose KL divergence exceeds --target-kl, later epochs change nothing.
         """
         hparams = context.hparams
         minibatches = context.minibatches(args.update_epochs, args.num_minibatches)  # [E, M, B]
@@ -381,8 +381,8 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         (params, opt_state), metrics = optim.run_epochs(
             step, start, (minibatches, advantage), hparams.target_kl
         )
-        # The KL after the update is that of the first minibatch of the last epoch; XLA drops the
-        # unused rest of the loss
+        # The first minibatch of the last epoch measures the KL after the update; XLA drops the rest
+        # of the loss, because nothing uses it
         first = optim.gather_samples(batch, minibatches[-1, 0])
         _, after = loss_of(params, first, hparams)
         kl = after["policy/approx_kl"]

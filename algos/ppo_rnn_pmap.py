@@ -75,7 +75,7 @@ class Args(RecurrentArgs):
     vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
     clip_vloss: bool = False
-    """Clip the value loss by --clip-eps, as the policy loss is."""
+    """Clip the value loss with --clip-eps, like the policy loss."""
     ent_coef: NonNegative = 0.01
     """Initial entropy coefficient, the weight of the exploration loss."""
     ent_fraction: Fraction = 0.0
@@ -117,7 +117,7 @@ class Args(RecurrentArgs):
 
     @property
     def samples_per_env(self) -> int:
-        """Number of samples that a rollout has for minibatches: its steps stay together."""
+        """Samples of a rollout per environment: one sequence, because its steps stay together."""
         return 1
 
     @property
@@ -205,7 +205,7 @@ class Memory(NamedTuple):
     """Memory that is carried from step to step, [N, ...]."""
 
     actor: Any  # memory of the actor's recurrent layers
-    critic: Any  # memory of the critic's; () if it shares the actor's, or if only the policy acts
+    critic: Any  # the same of the critic; () with --share-torso, or if only the policy acts
     action: jax.Array  # [N, A] last action, encoded
 
 
@@ -215,7 +215,7 @@ class Learner(struct.PyTreeNode):
     params: Params
     opt_state: Any
     obs_stats: nets.Normalizer
-    return_stats: nets.Normalizer  # of value targets, to the critic's units
+    return_stats: nets.Normalizer  # of value targets; converts them to the critic's units
 
 
 class Extras(NamedTuple):
@@ -229,11 +229,11 @@ class Extras(NamedTuple):
 class Batch(NamedTuple):
     """Samples for the losses, [L, T / L, N, ...].
 
-    They are cut into T / L segments of L steps, which gradients do not leave.
+    Each rollout is cut into T / L segments of L steps. Gradients stay within a segment.
     """
 
     inputs: nets.Inputs
-    memory: Memory  # [1, T / L, N, ...] at the start of each segment, as it was then
+    memory: Memory  # [1, T / L, N, ...] at the start of each segment, as the rollout had it
     action: jax.Array
     log_prob: jax.Array
     value: jax.Array
@@ -303,7 +303,7 @@ def value_loss(
 ) -> jax.Array:
     """Half the squared error of each sample.
 
-    With `clip_eps` it is the larger one of this error and of that after a clipped change.
+    With `clip_eps`, the larger of this error and the error of the clipped value.
     """
     error = jnp.square(value - target)
     if clip_eps is not None:
@@ -364,7 +364,7 @@ def in_segments(tree: Any, num_segments: int) -> Any:
 
 
 def side_by_side(tree: Any) -> Any:
-    """Treat each segment [L, T / L, N, ...] as one of an environment of its own, [L, B, ...]."""
+    """Merge the axes of segments and environments: [L, T / L, N, ...] to [L, B, ...]."""
     return jax.tree.map(lambda x: x.reshape(len(x), -1, *x.shape[3:]), tree)
 
 
@@ -444,7 +444,7 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
     def learn(learner: Learner, batch: Batch, context: UpdateContext) -> tuple[Learner, Metrics]:
         """Take gradient steps on the minibatches of all epochs.
 
-        No epoch counts after one whose KL divergence exceeds --target-kl.
+        After an epoch whose KL divergence exceeds --target-kl, later epochs change nothing.
         """
         hparams = context.hparams
         # [E, M, B] environments, each with all its steps
@@ -468,8 +468,8 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         (params, opt_state), metrics = optim.run_epochs(
             step, start, (minibatches, advantage), hparams.target_kl
         )
-        # The KL after the update is that of the first minibatch of the last epoch; XLA drops the
-        # unused rest of the loss
+        # The first minibatch of the last epoch measures the KL after the update; XLA drops the rest
+        # of the loss, because nothing uses it
         first = jax.tree.map(lambda x: x[:, :, minibatches[-1, 0]], batch)
         _, after = loss_of(params, side_by_side(first), hparams)
         kl = after["policy/approx_kl"]

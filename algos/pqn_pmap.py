@@ -104,7 +104,7 @@ class Args(RecurrentArgs):
 
     @property
     def samples_per_env(self) -> int:
-        """Samples of a rollout for minibatches: its steps, which stay together with memory."""
+        """Samples of a rollout per environment: its steps, or with memory one sequence."""
         return self.num_steps if self.rnn == "none" else 1
 
     def __post_init__(self):
@@ -181,7 +181,7 @@ class Batch(NamedTuple):
 
     obs: jax.Array  # as the network takes it
     first: jax.Array  # bool, True where an episode begins
-    memory: Any  # [1, N, ...] before the first step, as it was then
+    memory: Any  # [1, N, ...] before the first step, as the rollout had it
     action: jax.Array
     target: jax.Array
 
@@ -200,8 +200,8 @@ def q_lambda_returns(
 ) -> jax.Array:
     """Peng's Q(lambda) returns (Peng & Williams 1996): means of n-step returns, weight lambda^n.
 
-    Termination drops the bootstrap value. At a truncation and at the end of the rollout, nothing
-    but it follows.
+    Termination drops the bootstrap value. At a truncation and at the end of the rollout, the
+    bootstrap value stands for everything that follows.
 
     Args:
         reward: [T, N] rewards.
@@ -265,7 +265,7 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
     def explore(
         learner: Learner, seen: PolicyInput, memory: Any, noise: jax.Array
     ) -> tuple[jax.Array, Extras, Any]:
-        """Sample epsilon-greedy actions [N] of a step.
+        """Sample the epsilon-greedy actions [N] of a step.
 
         Returns:
             Actions, outputs for the rollout to keep, and the memory after the step.

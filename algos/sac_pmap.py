@@ -84,7 +84,8 @@ class Args(OffPolicyArgs):
 
     # normalisation
     normalize_obs: bool = False
-    """Normalise observations by the mean and standard deviation of all stored so far."""
+    """Normalise observations by the mean and standard deviation of all observations
+    stored so far."""
     normalize_rewards: bool = False
     """Divide rewards by the standard deviation of discounted returns so far."""
 
@@ -209,7 +210,7 @@ Metrics = dict[str, jax.Array]
 class Params(NamedTuple):
     actor: Any
     critics: Any
-    targets: Any  # target critics; None: `critics` serve, and XLA makes one pass of equal ones
+    targets: Any  # target critics; None: use `critics`, and XLA merges the two equal passes
     log_alpha: jax.Array  # [] logarithm of the temperature
 
 
@@ -262,7 +263,7 @@ def td_target(
 def adam(
     learning_rate: float | jax.Array, hparams: HParams, weight_decay: float = 0.0
 ) -> optax.GradientTransformation:
-    """Adam (Kingma & Ba 2015) with the averages that `hparams` has; with a weight decay, AdamW."""
+    """Adam (Kingma & Ba 2015) with the betas of `hparams`; AdamW with --weight-decay."""
     if hparams.weight_decay:
         return optax.adamw(
             learning_rate, hparams.adam_b1, hparams.adam_b2, weight_decay=weight_decay
@@ -302,16 +303,16 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
     """
     space = nets.check_squashable(env, "algos/ppo_pmap.py")
     discrete = isinstance(space, Discrete)
-    most_entropy = math.log(space.n) if discrete else 1.0  # of Discrete actions
+    max_entropy = math.log(space.n) if discrete else 1.0  # used for Discrete actions only
     actor = Actor(args, env.policy_obs_space, space)
     q_function = QFunction(args, env.observation_space, space)
     critics = nets.Ensemble(q_function, 2)  # returns [2, B] or [2, B, n]
     low, high = entropy_scales(space)
     for scale in args.values_of("target_entropy_scale"):
         if scale is not None and not low <= scale <= high:
-            most = "log n, scale 1" if discrete else "|A| log 2, scale -0.693"
+            bound = "log n, scale 1" if discrete else "|A| log 2, scale -0.693"
             raise UsageError(
-                f"--target-entropy-scale {scale}: no policy has more entropy than {most}"
+                f"--target-entropy-scale {scale}: no policy has more entropy than {bound}"
             )
 
     def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> jax.Array:
@@ -354,10 +355,10 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         alpha = temperature(learner, hparams)
         next_policy = actor.apply(params.actor, batch.next_obs)
         next_action, next_entropy = sample_action(next_policy, noise)
-        now = batch.obs, batch.action
-        following = batch.next_obs, next_action
+        inputs = batch.obs, batch.action
+        next_inputs = batch.next_obs, next_action
         targets = params.targets or params.critics
-        _, next_q, _ = nets.joint_forward(critics, targets, now, following)
+        _, next_q, _ = nets.joint_forward(critics, targets, inputs, next_inputs)
         next_q = min_q(next_q, next_policy)
         atoms = td_target(
             reward=batch.reward,
@@ -370,7 +371,7 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         target = next_q.replace(atoms=atoms.T)
 
         def loss(variables):
-            q, _, stats = nets.joint_forward(critics, variables, now, following)
+            q, _, stats = nets.joint_forward(critics, variables, inputs, next_inputs)
             q = q.of_actions(batch.action) if discrete else q
             losses = jnp.mean(q.error(target), axis=-1)  # [2]
             means = jnp.mean(q.mean(), axis=-1)
@@ -410,7 +411,7 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         target = target_entropy(space, hparams.target_entropy_scale)
         # With a mask the target is the same share of the largest possible entropy
         legal = nets.legal_actions(batch.obs)
-        scale = target / most_entropy if discrete else 1.0
+        scale = target / max_entropy if discrete else 1.0
         masked = {}
         if legal is not None:
             masked["policy/target_entropy"] = scale * jnp.mean(nets.largest_entropy(legal))
@@ -459,7 +460,10 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         return action, -log_prob
 
     def min_q(q: nets.ValueDistribution, policy: Any) -> nets.ValueDistribution:
-        """Take the smaller of both Q functions [2, B, ...]; of discrete actions the mean, [B]."""
+        """Take the smaller of both Q functions [2, B, ...].
+
+        For discrete actions, average it over the policy's actions.
+        """
         smallest = q.smallest()
         return smallest.expected(jax.nn.softmax(policy.logits)) if discrete else smallest
 
@@ -469,9 +473,9 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         return policy
 
     def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
-        """Update the normalisers by transitions [T, N, ...] that were stored.
+        """Update the normalisers with newly stored transitions [T, N, ...].
 
-        Only `valid` [T, N] ones count, if that is given.
+        If `valid` [T, N] is given, only transitions where it is True count.
         """
         obs_stats = learner.obs_stats.update(new.obs, valid)
         return_stats = learner.return_stats.update(new.discounted, valid)

@@ -63,7 +63,7 @@ from pmaprl.algorithm import EnvSpec, OnPolicy, Rollout, UpdateContext, nets, op
 
 
 class Network(nn.Module):
-    """The policy, a distribution over actions, and the value [B] of an observation."""
+    """Network of the policy, a distribution over actions, and of the value [B]."""
 
     args: Args
     env: EnvSpec

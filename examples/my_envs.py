@@ -1,4 +1,4 @@
-"""An environment in JAX, and the same with pictures.
+"""An environment in JAX, and the same environment with pictures of its own.
 
 python algos/ppo_pmap.py --env my_envs:Walk
 """

@@ -43,7 +43,7 @@ from pmaprl.algorithm import (
 
 
 class QNetwork(nn.Module):
-    """Values of all actions, [B, n]."""
+    """Network of the Q values [B, n] of all actions."""
 
     args: Args
     env: EnvSpec
@@ -65,7 +65,7 @@ class Learner(struct.PyTreeNode):
 
 
 def make_q(args: Args, env: EnvSpec) -> OffPolicy:
-    """Q-learning for `env`."""
+    """Make Q-learning for `env`."""
     nets.check_discrete(env, "algos/ppo_pmap.py")
     network = QNetwork(args, env)
 

@@ -1,4 +1,4 @@
-"""Names that an algorithm's file is written with, beside its flags.
+"""Names that an algorithm's file imports, beside those of `pmaprl.flags`.
 
 `common/pmaprl/training.py` runs the algorithm.
 """

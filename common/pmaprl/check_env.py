@@ -20,10 +20,10 @@ ENV = tyro.conf.arg(metavar="ENV", help_behavior_hint="(required)")
 
 @dataclass
 class Args:
-    """Check an environment by random actions; the exit code is 1 if a check fails."""
+    """Check an environment with random actions; the exit code is 1 if a check fails."""
 
     env: Annotated[tyro.conf.Positional[str], ENV] = ""
-    """Environment, as behind --env of an algorithm."""
+    """Environment, as for --env of an algorithm."""
     env_params: Annotated[str, NO_DEFAULT] = ""
     """Change parameters of the environment, or arguments of its make: a JSON object."""
     steps: Annotated[int, Bounds(at_least=10, at_most=10_000_000)] = 1_000

@@ -36,23 +36,23 @@ from pmaprl.runs.estimates import (
 from pmaprl.runs.metrics import EVALUATION, RECENT, TRAINING
 
 LEGEND = """
-return        greedy evaluation [95% bootstrap interval]; of fewer than 4 seeds their range; * the
-              last training return
+return        greedy evaluation [95% bootstrap interval]; the range of fewer than 4 seeds; * marks
+              the last training return
 AUC           mean height of the curve of greedy evaluations [95% bootstrap interval] over the
-              environment steps that all curves have; * of training returns, where some run has
-              fewer than two evaluations
-threshold     that of --threshold, else 90% of the way from the lowest to the highest mean training
-              return of the last 100 episodes that any run of the environment had
+              environment steps that all curves have; * marks the curve of training returns, used
+              where some run has fewer than two evaluations
+threshold     --threshold; by default 90% of the way from the lowest to the highest mean training
+              return of the last 100 episodes, over all runs of the environment
 training to   environment steps until the mean training return of the last 100 episodes, of
-threshold     sampled actions, reaches the threshold, median over seeds; a greedy return may be
-              above it while this is not
+threshold     sampled actions, reaches the threshold, median over seeds; greedy returns may be above
+              the threshold earlier
 steps/s       environment steps of one seed or member per second of training, median over runs
 wall          seconds of a run with compilation and evaluations, of all its agents together"""
 OF_BASELINE = """\
-baseline      the lines of an environment without a difference, put together where they are several
-difference    return less that of the baseline [95% bootstrap interval], by pairs of equal seeds
-better        probability that a seed returns more than one of the baseline [95% bootstrap
-              interval]"""
+baseline      the lines that have no difference; several lines of an environment count as one
+difference    return minus the baseline's return [95% bootstrap interval], by pairs of equal seeds
+better        probability that the return of a seed is above that of a seed of the baseline [95%
+              bootstrap interval]"""
 
 BASELINE = tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
 NUMBER = tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")
@@ -67,7 +67,7 @@ class Args(Selection):
     threshold: Annotated[Finite | None, NUMBER] = None
     """Return to reach (default: 90% of the way from the lowest to the highest in training)."""
     baseline: Annotated[tuple[str, ...], BASELINE] = ()
-    """Add differences of other lines from these runs, or this algorithm, which count as one."""
+    """Baseline of the other lines: runs, which count as one line together, or an algorithm."""
 
 
 class Span(NamedTuple):
@@ -112,7 +112,7 @@ def compare(args: Args) -> Any:
 def _baselines(all_groups: list[Group], names: tuple[str, ...]) -> dict[str, list[Group]]:
     """The groups that count as one baseline, by their environment.
 
-    A name is that of a run, which stands for its group, of an algorithm, or the label of a group.
+    A name is a run's directory, which stands for the run's group, an algorithm, or a group's label.
 
     Raises:
         UsageError: a name fits none of the groups, or no other group is left to compare.
@@ -154,7 +154,7 @@ def _paths(group: Group) -> set[Path]:
 
 
 def _returns(runs: Iterable[LoggedRun]) -> tuple[np.ndarray, list[int], int]:
-    """The final returns [S] of runs, their seeds, and the number of them that are of training."""
+    """The final returns [S] of runs, their seeds, and the number of returns from training."""
     returns = []
     seeds = []
     num_of_training = 0
@@ -169,7 +169,7 @@ def _returns(runs: Iterable[LoggedRun]) -> tuple[np.ndarray, list[int], int]:
 
 
 def _ends(band: Interval | None) -> tuple[float, float]:
-    """Ends of a 95% bootstrap interval; NaN if it is none."""
+    """Ends of a 95% bootstrap interval; NaN for a band of another kind."""
     if band is None or band.name != CONFIDENCE:
         return math.nan, math.nan
     return float(band.low), float(band.high)
@@ -249,7 +249,7 @@ def _against(group: Group, baseline: list[Group], args: Args) -> dict[str, Any]:
 
 
 def _median(values: np.ndarray) -> float:
-    """The median of values, which are infinite for seeds that never got there; NaN if it is."""
+    """The median of values that are infinite for seeds that never got there; NaN if infinite."""
     median = float(np.median(values))
     return median if math.isfinite(median) else math.nan
 
@@ -271,21 +271,21 @@ def _until(run: LoggedRun, threshold: float, place: str) -> np.ndarray:
 
 
 def _common_span(groups_of_env: list[Group]) -> Span:
-    """The curve, of evaluations if possible, and the steps that all groups have in common."""
+    """The curve to compare (evaluations if possible), and the steps that all groups have."""
     logs = [run.log.series for group in groups_of_env for run in group.runs]
     several = [len(series[EVALUATION].steps) > 1 for series in logs if EVALUATION in series]
     metric = EVALUATION if len(several) == len(logs) and all(several) else TRAINING
-    known = [_known_steps(series[metric]) for series in logs if metric in series]
-    known = [steps for steps in known if len(steps)]
-    if not known:
+    curves = [_known_steps(series[metric]) for series in logs if metric in series]
+    curves = [steps for steps in curves if len(steps)]
+    if not curves:
         return Span(metric, math.nan, math.nan)
-    first = max(steps.min() for steps in known)
-    last = min(steps.max() for steps in known)
+    first = max(steps.min() for steps in curves)
+    last = min(steps.max() for steps in curves)
     return Span(metric, float(first), float(last))
 
 
 def _known_steps(series: Any) -> np.ndarray:
-    """The steps at which every seed that ever has a number has one."""
+    """The steps at which no seed lacks a number; seeds without any number are ignored."""
     ever = np.isfinite(series.values).any(axis=0)
     return series.steps[np.isfinite(series.values[:, ever]).all(axis=1) & ever.any()]
 
@@ -315,14 +315,16 @@ def shown(table: Any) -> Any:
 
     rows = []
     for _, row in table.iterrows():
-        few = row["steps"]
-        many = row["steps_max"]
+        min_steps = row["steps"]
+        max_steps = row["steps_max"]
         return_mark = " *" if row["training_seeds"] else ""
         is_of_training = row["auc_of"] == TRAINING and math.isfinite(row["auc"])
         auc_mark = " *" if is_of_training else ""
         reached = f"({row['reached']} of {row['seeds']})"
         texts = {
-            "steps": f"{few:,}" if few == many else f"{few:,} to {many:,}",
+            "steps": f"{min_steps:,}"
+            if min_steps == max_steps
+            else f"{min_steps:,} to {max_steps:,}",
             "return": _return_text(row) + return_mark,
             "AUC": _with_interval(row, "auc") + auc_mark,
             "steps/s": brief(row["steps_per_second"]),

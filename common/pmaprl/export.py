@@ -77,8 +77,8 @@ def function_of(policy: Policy) -> Callable:
             first=start.first if first is None else first,
             reward=start.reward if reward is None else reward,
         )
-        given = memory or {}
-        arrays = [given[name] for name in by_name(like)]
+        named_arrays = memory or {}
+        arrays = [named_arrays[name] for name in by_name(like)]
         memory = jax.tree.unflatten(jax.tree.structure(like), arrays)
         action, memory = act(seen, memory, None)
         if policy.has_memory:
@@ -104,7 +104,7 @@ def to_onnx(policy: Policy) -> bytes:
     Raises:
         UsageError: jax2onnx or onnxruntime is not installed.
     """
-    # Both warn of plugins for other libraries, and of shapes without names
+    # Both packages warn of plugins for other libraries, and of shapes without names
     for name in ("jax2onnx", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     convert = import_package("jax2onnx", use=" for an .onnx file").to_onnx
@@ -121,8 +121,8 @@ def to_onnx(policy: Policy) -> bytes:
     def on_arrays(*arrays):
         return jax.tree.leaves(act(**jax.tree.unflatten(structure, arrays)))
 
-    # It warns of its own arithmetic. Nested jits are inlined, because it supports those of one
-    # version of JAX only.
+    # jax2onnx warns of its own arithmetic. Nested jits are inlined, because it supports those of
+    # one version of JAX only.
     with warnings.catch_warnings(action="ignore"), jax.disable_jit():
         model = convert(
             on_arrays, arrays, input_names=[*by_name(inputs)], output_names=[*by_name(outputs)]
@@ -134,7 +134,7 @@ def check_out(out: Path) -> Path:
     """Path of the description of `out`.
 
     Raises:
-        UsageError: one of both cannot be written.
+        UsageError: `out` or its description cannot be written.
     """
     if not out.name:
         raise UsageError(f"--out {str(out)!r} names no file: it must end in {' or '.join(FORMATS)}")
@@ -171,24 +171,24 @@ def export_policy(policy: StoredPolicy, out: Path) -> tuple[Path, Checked]:
 
 
 def describe(policy: StoredPolicy, out: Path, content: bytes) -> dict[str, Any]:
-    """Describe the file for its users."""
+    """Contents of the JSON file beside an exported policy: its inputs, its outputs and its run."""
     config = policy.config
     inputs = {}
     for key, tree in inputs_of(policy).items():  # one by one, because their order counts
         for name, x in by_name({key: tree}).items():
             inputs[name] = {"shape": list(x.shape), "dtype": str(x.dtype)}
-    takes = (
+    input_text = (
         "raw observations [batch, *shape], as the environment gives them; normalisation is inside"
     )
-    returns = "greedy actions [batch, *shape], as the environment takes them"
+    output_text = "greedy actions [batch, *shape], as the environment takes them"
     if policy.has_memory:
-        takes += ", and memory, whose arrays are zeros at first"
-        returns += ", and the new memory"
+        input_text += ", and memory, whose arrays are zeros at first"
+        output_text += ", and the new memory"
     return {
         "file": out.name,
         "sha256": sha256(content).hexdigest(),
-        "input": takes,
-        "output": returns,
+        "input": input_text,
+        "output": output_text,
         "inputs": inputs,
         "env_spec": policy.env.to_json(),
         "env": config["args"]["env"],

@@ -1,6 +1,6 @@
 """Comparison of an exported file with its policy, on random observations.
 
-A file that its runtime refuses, or that acts otherwise, is found before anybody relies on it.
+It finds a file that its runtime refuses, or that acts differently, before anybody relies on it.
 """
 
 from collections.abc import Callable, Iterator

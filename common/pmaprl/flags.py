@@ -1,4 +1,4 @@
-"""Names that the flags of an algorithm are written with: their types, and flags they share.
+"""Types and base classes from which an algorithm's file builds its flags.
 
 This module imports nothing slow, so that --help answers at once.
 """

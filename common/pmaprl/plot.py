@@ -51,9 +51,9 @@ class Args(Selection):
     logx: bool = False
     """Draw the horizontal axis logarithmically."""
     xlim: Annotated[tuple[Finite, Finite] | None, ENDS] = None
-    """Ends of the horizontal axis (default: all that there is)."""
+    """Ends of the horizontal axis (default: the range of the data)."""
     ylim: Annotated[tuple[Finite, Finite] | None, ENDS] = None
-    """Ends of the vertical axis (default: all that there is)."""
+    """Ends of the vertical axis (default: the range of the data)."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = "curves.png"
     """File to draw to, in the format of its ending: .png, .svg, .pdf ..."""
     title: Annotated[str, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = ""
@@ -68,7 +68,7 @@ class Args(Selection):
                     f"--{name} {ends[0]:g} {ends[1]:g}: the first has to be below the second"
                 )
         if self.logx and self.xlim and self.xlim[0] <= 0:
-            raise UsageError(f"--logx has no place for --xlim {self.xlim[0]:g}: take one above 0")
+            raise UsageError(f"--logx cannot begin at --xlim {self.xlim[0]:g}: take one above 0")
         if self.kind == "heatmap" and len(self.by) != 2:
             raise UsageError(
                 f"--kind heatmap is drawn over two flags, --by has {len(self.by)}: --by FLAG,FLAG"
@@ -139,7 +139,7 @@ def _curves(all_groups: list[Group], args: Args) -> Any:
 
 
 def _factors(all_groups: list[Group]) -> dict[str, list[Any]]:
-    """The flags of --by and their values in order; none if groups differ in anything else."""
+    """The flags of --by and their sorted values; empty if groups differ in anything else."""
     variants = [group.variant for group in all_groups]
     algorithms = {group.algorithm for group in all_groups}
     flags = {tuple(variant) for variant in variants}
@@ -210,7 +210,7 @@ def _points_apart(panel: Panel, args: Args) -> Panel:
 
 
 def _legend_of_factors(all_groups: list[Group], of_points: bool) -> list[Line]:
-    """Empty lines that name the values of two flags one by one, if combinations are many."""
+    """Legend entries for the values of two flags, as empty lines; none for few combinations."""
     factors = _factors(all_groups)
     counts = [len(values) for values in factors.values()]
     if len(factors) != 2 or min(counts) < 2 or max(counts) < 3:
@@ -240,7 +240,10 @@ def _legend_of_factors(all_groups: list[Group], of_points: bool) -> list[Line]:
 
 
 def _curve(group: Group, args: Args, style: dict[str, Any]) -> Curve | None:
-    """The curve of a group where all seeds that have numbers have them; None if that is nowhere."""
+    """The curve of a group, over the places at which every seed that has numbers has one.
+
+    It is None if there is no such place.
+    """
     logged = [run for run in group.runs if args.y in run.log.series]
     if not logged:
         return None
@@ -330,8 +333,8 @@ def _heat_maps(all_groups: list[Group], args: Args) -> Any:
 
 def _last_values(values: np.ndarray) -> np.ndarray:
     """The last finite number of each seed of values [P, S]."""
-    known = [seed[np.isfinite(seed)] for seed in values.T]
-    return np.array([seed[-1] for seed in known if len(seed)])
+    finite = [seed[np.isfinite(seed)] for seed in values.T]
+    return np.array([seed[-1] for seed in finite if len(seed)])
 
 
 def plot(args: Args) -> None:

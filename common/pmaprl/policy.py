@@ -119,17 +119,17 @@ def load_policy(
 ) -> StoredPolicy:
     """Load the policy of a run.
 
-    It warns if the algorithm's file has changed since the run, of damaged checkpoints, and if the
-    evaluation that decides which member is the best is of another step.
+    A warning tells if the algorithm's file has changed since the run, if checkpoints are damaged,
+    and if the best member was chosen by the evaluation of another step.
 
     Args:
         run: a run directory, or one of its checkpoints (`runs/NAME/checkpoints/STEP`).
         step: environment steps of a checkpoint, "latest", or "best", the checkpoint with this
             agent's best evaluation.
         seed: the agent of a run with --num-seeds; None: the first.
-        algorithm: the module or file that the run was made with. It is needed unless that is a file
-            of the kit or one that has trained on this machine: a run directory is data, and does
-            not decide which code is imported.
+        algorithm: the module or file that the run was made with. None takes the file that the run
+            names, if it belongs to the kit or has trained on this machine: a run directory is data,
+            and does not decide which code is imported.
         member: index of a member of a population; None: the best one at that step.
 
     Returns:
@@ -169,7 +169,9 @@ def load_policy(
         warnings.warn(printable(checkpoint), stacklevel=2)
     evaluations |= checkpoints.evaluations()
     complete = {
-        at: returns for at, returns in evaluations.items() if len(returns) == args.num_agents
+        evaluated_step: returns
+        for evaluated_step, returns in evaluations.items()
+        if len(returns) == args.num_agents
     }
     if index is None:
         index = _best_member(run_dir, complete, loaded_step)
@@ -216,8 +218,8 @@ def _module(
     config: dict[str, Any], run_dir: Path, algorithm: ModuleType | str | Path | None
 ) -> ModuleType:
     """Import the algorithm of a run: the caller's, or else the file that the run names."""
-    given = isinstance(algorithm, ModuleType)
-    file = algorithm.__file__ if given else algorithm
+    is_module = isinstance(algorithm, ModuleType)
+    file = algorithm.__file__ if is_module else algorithm
     path = Path(file or ROOT / str(config.get("script"))).resolve()
     if algorithm is None and not may_be_imported(path):
         flag = f"--algorithm {shlex.quote(str(path))}"
@@ -229,7 +231,7 @@ def _module(
     if not path.is_file():
         raise UsageError(f"the algorithm of {run_dir} is not there: {path} does not exist")
     digest = sha256(path.read_bytes()).hexdigest()
-    module = algorithm if given else import_file(path, digest)
+    module = algorithm if is_module else import_file(path, digest)
     if digest != config.get("script_sha256"):
         text = f"{path.name} has changed since {run_dir} was made with it"
         warnings.warn(printable(text), stacklevel=3)
@@ -264,18 +266,18 @@ def _named_agent(args: Any, run_dir: Path, seed: int | None, member: int | None)
     if member is not None:
         kind = "member"
         name = member
-        known = range(len(seeds))
+        choices = range(len(seeds))
     elif seed is not None:
         kind = "seed"
         name = seed
-        known = seeds
+        choices = seeds
     else:
         return None if args.is_population else 0
-    if name not in known:
+    if name not in choices:
         raise UsageError(
-            f"{run_dir} has no {kind} {name!r}: it trained {kind}s {known[0]} to {known[-1]}"
+            f"{run_dir} has no {kind} {name!r}: it trained {kind}s {choices[0]} to {choices[-1]}"
         )
-    return known.index(name)
+    return choices.index(name)
 
 
 def _candidates(
@@ -293,8 +295,8 @@ def _candidates(
     if not steps:
         raise UsageError(f"{run_dir} has no checkpoint yet")
     if step not in ("best", "latest", *steps):
-        some = steps if len(steps) <= 10 else [*steps[:3], "...", *steps[-3:]]
-        names = ", ".join(map(str, some))
+        listed = steps if len(steps) <= 10 else [*steps[:3], "...", *steps[-3:]]
+        names = ", ".join(map(str, listed))
         raise UsageError(f'{run_dir / FOLDER} has no {step!r}: choose "best", "latest" or {names}')
     if step == "latest":
         return checkpoints.steps
@@ -308,7 +310,7 @@ def _candidates(
 
 
 def _best_member(run_dir: Path, evaluations: dict[int, list[float]], step: int) -> int:
-    """Index of the best member at this step, with a warning if another step has to decide it."""
+    """Index of the best member at `step`; warn if the evaluation of another step chooses it."""
     if not evaluations:
         warnings.warn(
             "no checkpoint has an evaluation to tell the best member: this is member 0",

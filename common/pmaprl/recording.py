@@ -84,7 +84,7 @@ def record_on_host(
       args: flags of the run.
       algorithm: the algorithm of the learner.
       learner: the state of one agent.
-      stopped: returns True once the episode does not matter any more.
+      stopped: returns True once the episode is no longer wanted.
 
     Returns:
       The spec of the environment, and the episode; None if it was stopped.

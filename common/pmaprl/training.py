@@ -271,10 +271,10 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
 
 
 def _stopping(run: Run, state: Any) -> bool:
-    """True if a single process is to wait for rollouts no longer; several cannot decide it here.
+    """True if this process should stop waiting for rollouts.
 
-    An error of the newest update, which returned `state`, is raised, such as the loss of another
-    process.
+    Several processes decide that together, in an update, and not here. For them this raises the
+    error of the newest update, the one that returned `state`, such as the loss of a process.
     """
     if multihost.count() == 1:
         return run.stopping
@@ -295,7 +295,7 @@ def draw_metrics(run: Run, env: Any, directory: Path, learners: Any, status: str
 def draw_policy(
     run: Run, env: Env, algorithm: Any, directory: Path, learners: Any, status: str
 ) -> str:
-    """With --gif, draw an episode of the first seed, or of the best member, to `policy.gif`."""
+    """Draw an episode of the first seed, or of the best member, to `policy.gif`, with --gif."""
     if not run.args.gif or status == "interrupted":
         return ""
     from pmaprl.drawing.episodes import draw_gif, record  # slow, and needed with --gif only
@@ -313,9 +313,9 @@ def draw_policy(
 def draw_policy_on_host(
     run: Run, algorithm: Any, directory: Path, learners: Any, status: str
 ) -> str:
-    """With --gif, draw an episode to `policy.gif`.
+    """Draw an episode to `policy.gif`, with --gif.
 
-    It is played in an environment that is made for it, with the parameters of evaluations.
+    The episode has an environment of its own, with the parameters of evaluations.
     """
     if not run.args.gif or status == "interrupted":
         return ""

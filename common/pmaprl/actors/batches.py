@@ -275,13 +275,13 @@ class Batches:
     def _parameters(self, actor: Actor, slot: Slot | None) -> Slot:
         """Parameters for the next step of an actor.
 
-        These are the newest, or under --lockstep those that the rollout began with, of `slot`.
+        These are the newest ones, or under --lockstep `slot`, with which the rollout began.
         """
         while not self._stop.is_set():
             if not self._args.lockstep:
                 return self._slots.latest(actor.device)
             if slot is None:
-                # The version of `lag` updates before the one that will learn from the rollout
+                # The update that learns from this rollout is `lag` updates later
                 place = actor.rollouts * len(self.actors) + self.actors.index(actor)
                 updates = max(place // self._args.own_rollouts - self._args.lag, 0)
                 version = self._first_version + updates
@@ -334,7 +334,8 @@ class Batches:
             self._warn_of_unseen(total)
         if multihost.is_first() and 0 < row["batch/valid"] <= row["batch/too_old"]:
             self._warn(
-                "every step of late was older than --max-policy-lag: nothing was learned from them"
+                "all steps since the last row were older than --max-policy-lag: nothing was "
+                "learned from them"
             )
         recent = np.array(self._recent or [(np.nan, np.nan)], float).mean(axis=0)
         row[f"episode/return_last{WINDOW}"] = recent[0]
@@ -380,7 +381,7 @@ def tally_of(collected: Collected, version: int, max_lag: int) -> MetricSums:
     Args:
         collected: the rollout.
         version: number of updates that have been made.
-        max_lag: number of updates behind which a step is too old; 0 is no limit.
+        max_lag: largest lag in updates of a step that is not too old; 0: no limit.
     """
     valid = collected.rollout.valid
     lag = (version - collected.rollout.version[valid]).astype(float)
@@ -426,7 +427,7 @@ class UpdateMetrics:
         Args:
             tally: sums of the update's metrics.
             snapshot_metrics: metrics of the state after the update.
-            wants_to_stop: the entry of the update's batch.
+            wants_to_stop: `Batch.wants_to_stop` of the update's batch.
         """
         self._read_newest()
         self._newest = tally, snapshot_metrics, wants_to_stop

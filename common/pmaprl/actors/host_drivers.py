@@ -79,7 +79,7 @@ def host_driver(algorithm: OnPolicy | OffPolicy, args: Any, env: EnvSpec) -> Hos
 
 
 def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
-    """Driver whose updates learn from some rollouts of actors, each once."""
+    """Driver whose updates learn from rollouts of actors, from each rollout once."""
     if algorithm.wants_reward:
         raise UsageError(
             "--obs-prev-action-reward needs an environment on the devices: actors do not "
@@ -185,7 +185,7 @@ def as_rollout(host: HostRollout[Array]) -> Rollout:
 
 
 def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
-    """Driver whose updates store rollouts of actors, and make the gradient updates due then."""
+    """Driver whose updates store rollouts of actors, and make the gradient updates then due."""
     groups = args.envs_per_actor // args.block * args.parts
     local_parts = args.parts // args.processes
     # Shapes only, so that making the driver computes nothing
@@ -270,7 +270,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
     def snapshot_metrics(state: TrainState) -> dict[str, jax.Array]:
         run = state.run
         replay = state.actors.replay
-        # No update has a key with a number below zero
+        # No update folds in a negative number
         keys = keys_of_groups(jax.random.fold_in(run.key, -1 - run.updates))
         samples = replay.sample(keys, args.batch_size // groups)
         age = run.updates - samples.version  # updates since the policy that acted
@@ -298,7 +298,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
 def merge_rollouts(
     rollouts: tuple[HostRollout[Array], ...], parts: int, width: int
 ) -> HostRollout[Array]:
-    """Merge rollouts into one of all their environments, [T, N of all, ...].
+    """Merge rollouts into one with the environments of all, [T, N of all, ...].
 
     The environment axis is ordered by (block, part, environment, rollout), so that the share of
     each device is contiguous, however many devices there are.

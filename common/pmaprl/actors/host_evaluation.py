@@ -23,7 +23,7 @@ MOST_ENVS = 32  # environments of an evaluation
 
 
 class _OtherStart(Exception):
-    """Error of kept environments: after a reset with a seed they begin otherwise than new ones."""
+    """Error of kept environments that begin differently from new ones with the same seed."""
 
 
 class HostEvaluation:
@@ -142,7 +142,7 @@ class HostEvaluation:
         """Play in the environments that were kept, or in new ones.
 
         Raises:
-            _OtherStart: kept environments begin otherwise than new ones did.
+            _OtherStart: kept environments begin differently from new ones.
         """
 
         def check_start(obs: Any) -> None:
@@ -186,8 +186,8 @@ def run_host_episodes(
 ) -> Episodes:
     """Play episodes in environments.
 
-    Each environment plays a fixed number of episodes, which are returned one after another. Without
-    that the first to end would be the short ones. An episode is cut after `LONGEST_HORIZON` steps.
+    Each environment plays a fixed number of episodes, because the first E to end would be the short
+    ones. An episode is cut after `LONGEST_HORIZON` steps.
 
     Args:
         worker: notes its phases for those who watch, and may be told to end.
@@ -198,7 +198,7 @@ def run_host_episodes(
         check_start: called with the first observations.
 
     Returns:
-        The episodes [E].
+        The episodes [E], one environment after another.
 
     Raises:
         Stopped: the worker was told to end.

@@ -91,7 +91,7 @@ class Worker:
         Args:
             name: name in messages.
             phases: phases whose `seconds` are added up.
-            envs: environments that it has from the beginning.
+            envs: environments that the worker has from the beginning.
         """
         self.name = name
         self.seconds = dict.fromkeys(phases, 0.0)
@@ -183,13 +183,13 @@ class RolloutStep(NamedTuple, Generic[ArrayT]):
     truncated: ArrayT
     valid: ArrayT  # False for steps in which an environment only reset itself
     version: ArrayT  # the version of the parameters that acted
-    final_obs: Any  # true next observations; None if those of the next step are
+    final_obs: Any  # true next observations; None if the next step has them
 
 
 class HostRollout(NamedTuple, Generic[ArrayT]):
     """T steps of N environments on the host, as arrays of NumPy or of JAX.
 
-    The environments are the second axis of every one.
+    The environments are the second axis of every array.
     """
 
     obs: Any  # [T + 1, N, ...] with the observation after the last step
@@ -208,7 +208,7 @@ class HostRollout(NamedTuple, Generic[ArrayT]):
     def of(
         cls, steps: RolloutStep[ArrayT], obs: Any, first: ArrayT, memory: Any
     ) -> "HostRollout[ArrayT]":
-        """Complete steps [T, N, ...] by what a rollout has once, or once more than steps."""
+        """Make a rollout of steps [T, N, ...] and the arrays that are not one per step."""
         return cls(
             obs=obs,
             action=steps.action,

@@ -33,9 +33,9 @@ class PolicyInput(NamedTuple, Generic[ArrayT]):
 
 
 def with_memory(algorithm: Any) -> Any:
-    """Make a recurrent algorithm of one without memory, whose memory is then ().
+    """Give an algorithm without memory the functions of a recurrent one; its memory is ().
 
-    Of an `OffPolicy` only `act` is of use.
+    Use only `act` of an `OffPolicy` after this.
     """
     if algorithm.initial_memory is not None:
         return algorithm

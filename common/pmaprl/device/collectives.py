@@ -1,20 +1,20 @@
 """One order for the collectives of a program, which XLA's runtime for CPUs does not keep by itself.
 
-That runtime starts an operation as soon as its operands are there, and only makes sure that
-collectives of one sequence begin in the order of the program. A loop counts as begun as long as it
-runs. So a collective behind a loop of collectives that needs nothing of it runs beside it, earlier
-on one device and later on another. The threads are just enough for one collective at a time (all
-devices wait in it, each with a thread): with two under way, each device waits in another one and no
-thread is left to go on with, until XLA ends the process after 40 seconds. Where there are more
-threads, two collectives of one kind may meet and exchange each other's numbers, as JAX gives all of
-them one channel.
+That runtime starts an operation as soon as its operands are ready. It only makes sure that the
+collectives of one sequence begin in the order of the program, and a loop counts as begun while it
+runs. Suppose that a collective follows a loop of collectives and does not depend on it. Then both
+run at the same time, and devices reach their collectives in different orders. There are just enough
+threads for one collective at a time, in which every device waits with one thread. With two under
+way, devices may wait in different ones, no thread is left to finish either, and XLA ends the
+process after 40 seconds. With more threads, two collectives of one kind may exchange each other's
+numbers, as JAX gives all of them one channel.
 
 `in_one_order` makes this impossible. It takes the program as JAX has traced it, and passes a flag
 from every collective to the next one, through loops and branches: the operand of each depends on
-the result of the one before it. XLA has to keep to that, whatever its passes and its scheduler do,
-as it cannot know that the flag is false on every device. A device is then in one collective at
-most, in the same one as all others or in none, and while one device is in none, a thread is left
-for it. Tests look for this order in what XLA has compiled.
+the result of the one before it. No pass and no scheduler of XLA can change this order, because XLA
+cannot know that the flag is false on every device. A device is then in at most one collective, the
+same one as all other devices that are in one. While a device is in none, a thread is left for it.
+Tests look for this order in the compiled program.
 """
 
 from collections.abc import Callable, Iterator
@@ -64,7 +64,10 @@ def _run(
     inputs: list[Any],
     never: Array,
 ) -> Results:
-    """Run a traced `program`, its first collective behind those that `never` comes from."""
+    """Run a traced `program`, whose first collective waits for the flag `never`.
+
+    The flag is false on every device. The collectives before it decide it, as far as XLA can tell.
+    """
     if not _communicates(program.jaxpr):
         return jaxpr_as_fun(program)(*inputs), never
     jaxpr = program.jaxpr
@@ -115,9 +118,10 @@ def _collective(
     (operand,) = map(jnp.asarray, operands)
     if not operand.size:
         return _bind(operation, operands), never
-    # Never ones, and the flag stays false whatever the result is: no number changes, not even the
-    # sign of a zero. With zeros in place of ones XLA would know the result of an operand that is
-    # always zero, and so that the flag after it is false: the order would end there.
+    # The ones are never taken, and the flag stays false whatever the result is: no number changes,
+    # not even the sign of a zero. With zeros in place of the ones, XLA could compute the result of
+    # an operand that is always zero. It would know that the flag after it is false, and the order
+    # would end there.
     guarded = jnp.where(never, jnp.ones_like(operand), operand)
     (result,) = _bind(operation, [guarded])
     return [result], never & (result.ravel()[0] != 0)
@@ -170,16 +174,16 @@ def _while(
     step_program = params["body_jaxpr"]
     start = params["cond_nconsts"]
     end = start + params["body_nconsts"]
-    of_test = operands[:start]
-    of_step = operands[start:end]
+    test_constants = operands[:start]
+    step_constants = operands[start:end]
     carry = operands[end:]
 
     def test(never: Array, carry: list) -> tuple[Array, Array]:
-        (goes_on,), never = _run(test_program, [*of_test, *carry], never)
+        (goes_on,), never = _run(test_program, [*test_constants, *carry], never)
         return goes_on, never
 
     def step(never: Array, carry: list) -> tuple[Array, list]:
-        carry, never = _run(step_program, [*of_step, *carry], never)
+        carry, never = _run(step_program, [*step_constants, *carry], never)
         return never, carry
 
     if not _communicates(test_program.jaxpr):

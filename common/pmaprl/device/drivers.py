@@ -157,21 +157,21 @@ def on_policy(
         num_envs = actors.tracker.ret.size
         noise_keys, env_keys = split_keys(rollout_keys(key, args.num_steps, num_envs), 2)  # [T, N]
         draw_noise = partial(action_noise, space=env.action_space)
-        noise = jax.vmap(jax.vmap(draw_noise))(noise_keys)  # that of all steps in one pass
-        starts_key, other_key, deal_key = (
+        noise = jax.vmap(jax.vmap(draw_noise))(noise_keys)  # all steps in one pass
+        starts_key, opponent_key, deal_key = (
             jax.random.fold_in(key, args.num_steps + index) for index in range(3)
         )
         game = member_env(env, run.member_values)
         own = None
-        other = sample_opponent(args, run, learner, other_key)
+        opponent = sample_opponent(args, run, learner, opponent_key)
 
         def reply(key: Array, obs: Any) -> Array:
             row = jax.tree.map(lambda x: x[None], obs)
-            return algorithm.act(other, row, key)[0]
+            return algorithm.act(opponent, row, key)[0]
 
-        if other is not None and env.is_game:  # it plays everybody else
+        if opponent is not None and env.is_game:  # it plays all other seats
             game = game.against(reply)
-        elif other is not None:  # it plays the others of a team
+        elif opponent is not None:  # a teammate, which plays some agents of the team
             own = draw_own_components(keys_of(deal_key, num_envs), env.agents)
         starts = new_starts(game, starts_key, args.reset_pool)
 
@@ -180,9 +180,9 @@ def on_policy(
             noise, keys, resets = inputs
             action, extras, memory = explore(learner, seen, memory, noise)
             if own is not None:
-                action = jnp.where(own, action, explore(other, seen, memory, noise)[0])
+                action = jnp.where(own, action, explore(opponent, seen, memory, noise)[0])
             out = step_envs(game, keys, env_state, action, starts, resets)
-            # Without the barrier, XLA computes a step once more for what the rollout keeps of it
+            # Without the barrier, XLA computes a step twice: once more for the rollout's arrays
             out = jax.lax.optimization_barrier(out._replace(final_state=None))
             over = out.terminated | out.truncated
             seen_next = PolicyInput(
@@ -190,14 +190,14 @@ def on_policy(
                 first=over,
                 reward=out.reward,
             )
-            kept = seen.obs, action, extras, out._replace(obs=None, state=None)
-            return (out.state, seen_next, memory), Packed.of(kept, largest=SMALL * num_envs)
+            recorded = seen.obs, action, extras, out._replace(obs=None, state=None)
+            return (out.state, seen_next, memory), Packed.of(recorded, largest=SMALL * num_envs)
 
         start = actors.env_state, actors.seen, actors.memory
         resets = None if starts else resets_of_steps(game, env_keys)
         inputs = noise, keys_of_steps(game, env_keys, starts, resets), resets
-        (env_state, after, memory), kept = jax.lax.scan(step, start, inputs)
-        obs, action, extras, steps = kept.tree
+        (env_state, after, memory), recorded = jax.lax.scan(step, start, inputs)
+        obs, action, extras, steps = recorded.tree
 
         # First steps and rewards come from the outcomes. Then XLA carries through the loop only
         # what the policy reads
@@ -339,7 +339,7 @@ def off_policy(
         policy_keys, env_keys = split_keys(keys_of(key, num_envs), 2)
         noise = jax.vmap(partial(action_noise, space=env.action_space))(policy_keys)
         action = algorithm.explore(learner, obs, noise)
-        # Below zero are keys that no update has; each serves for as long as an action is held
+        # No update folds in a negative number; each key serves for as long as an action is held
         hold = -1 - run.updates // args.hold_random
         held_keys = keys_of(jax.random.fold_in(run.key, hold), num_envs)
         warming_up = run.updates * args.num_envs < args.learning_starts

@@ -54,7 +54,7 @@ def play_episodes(
 
     Returns:
         Returns and lengths [J]. A length is NaN if the player had to act without a legal action,
-        and infinite if it was shown what its space rules out (see `fault_of`).
+        and infinite if an observation was outside of its space (see `fault_of`).
     """
     player = Player.of(player)
     num_episodes = keys.shape[0]

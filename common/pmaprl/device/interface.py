@@ -188,9 +188,9 @@ class Rollout(NamedTuple):
     ) -> Array:
         """Values of the true next observations, for the bootstrap of returns.
 
-        The values of final observations are computed N at a time, and not at all while no time
-        limit strikes. On an accelerator those of all steps are one pass, where they are small: a
-        loop of unknown length asks the host, and keeps other operations out of CUDA graphs.
+        The values of final observations are computed N at a time, only where a time limit struck.
+        On an accelerator, small final observations of all steps are one pass: a loop of unknown
+        length asks the host, and keeps other operations out of CUDA graphs.
 
         Args:
             value: [T, N] values of the rollout's observations.
@@ -200,23 +200,23 @@ class Rollout(NamedTuple):
 
         Returns:
             [T, N] value of the next observation; at a truncation, value of the final observation.
-            The entry of a termination means nothing: drop it.
+            The entry at a termination is meaningless: ignore it.
         """
         last_input = self.last.obs if last is None else last
         last_value = value_of(last_input)
         following = jnp.concatenate([value[1:], last_value[None]])
         if self.final_obs is None:  # the next step has the true next observation
             return following
-        struck = self.truncated & ~self.terminated
+        is_truncated = self.truncated & ~self.terminated
         final_input = self.final_obs if final is None else final
         final_input = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), final_input)
         is_small = size_of(final_input) <= SMALL_FINAL * value.size
         if is_small and jax.default_backend() != "cpu":
             final_value = value_of(final_input)
-            return jnp.where(struck, final_value.reshape(value.shape), following)
+            return jnp.where(is_truncated, final_value.reshape(value.shape), following)
         values = compute_where(
             following.ravel(),
-            struck.ravel(),
+            is_truncated.ravel(),
             width=value.shape[1],
             compute=lambda index: value_of(jax.tree.map(lambda x: x[index], final_input)),
         )

@@ -101,7 +101,7 @@ def unrolled_scan(
 
 
 def zeros_of(function: Callable, *args: Any) -> Any:
-    """Zeros in the shapes of what `function(*args)` returns; sums in a loop begin with them."""
+    """Zeros like the result of `function(*args)`; sums in a loop begin with them."""
     shapes = jax.eval_shape(function, *args)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
@@ -112,7 +112,7 @@ def repeat(
     count: Array,
     add: Callable = operator.add,
 ) -> tuple[Any, Any]:
-    """Run `step` on a state `count` times, and add up what each step returns beside it.
+    """Run `step` on a state `count` times, and add up the numbers that each step returns.
 
     `count` is traced: one executable serves every number of steps, and a resumed run executes the
     very same code.

@@ -1,4 +1,4 @@
-"""Others that act in an environment: past policies in self-play, other members of a population.
+"""Other policies that act in an environment: past ones in self-play, members of a population.
 
 An opponent is a part of the environment, see `Env.against`. A teammate chooses some components of
 every action.
@@ -45,9 +45,9 @@ def update_pool(
     """
     if args.opponent != "self":
         return ()
-    turn, late = jnp.divmod(run.updates, args.opponent_interval)
+    turn, remainder = jnp.divmod(run.updates, args.opponent_interval)
     is_oldest = jnp.arange(PAST) == turn % PAST
-    replaced = is_oldest & (late == 0) | (run.updates == 0)
+    replaced = is_oldest & (remainder == 0) | (run.updates == 0)
     choose = jax.vmap(select, (0, None, 0))
     return choose(replaced, acting_part(learner), run.opponent_pool)
 
@@ -74,7 +74,7 @@ def sample_opponent(
     return with_acting_part(learner, part)
 
 
-def of_other_member(key: Array, own: Any) -> Any:
+def of_other_member(key: Array, value: Any) -> Any:
     """Take the value of another member, inside `over_seeds`.
 
     Members are paired by one random cyclic shift, drawn by the `key` of the first member. So nobody
@@ -82,7 +82,7 @@ def of_other_member(key: Array, own: Any) -> Any:
 
     Args:
         key: random key of this member.
-        own: this member's value, a tree of arrays.
+        value: this member's value, a tree of arrays.
 
     Returns:
         The other member's value.
@@ -91,13 +91,13 @@ def of_other_member(key: Array, own: Any) -> Any:
     drawn = jax.random.randint(key, (), 1, count)
     shift = jax.lax.all_gather(drawn, MEMBERS)[0]
     other = (jax.lax.axis_index(MEMBERS) + shift) % count
-    return jax.tree.map(lambda x: jax.lax.all_gather(x, MEMBERS)[other], own)
+    return jax.tree.map(lambda x: jax.lax.all_gather(x, MEMBERS)[other], value)
 
 
 def draw_own_components(keys: Array, agents: tuple[int, ...]) -> Array:
     """Draw the components of actions that a member chooses itself in a team.
 
-    They are those of half of the agents, rounded up, drawn anew for each environment.
+    It chooses for half of the agents, rounded up, which are drawn for each environment.
 
     Args:
         keys: [N] keys, one for each environment.

@@ -125,7 +125,7 @@ def adam_init(params: Any, hparams: Any) -> AdamState:
 
     Args:
         params: parameters to be learned.
-        hparams: has `learning_rate` and what `clipped_adam` takes.
+        hparams: has `learning_rate` and the fields that `clipped_adam` reads.
 
     Returns:
         The optimizer's state.
@@ -148,7 +148,7 @@ def adam_step(
         loss: `loss(params)` returns the mean loss [] over this device's samples, and metrics.
         params: parameters.
         state: the optimizer's state.
-        hparams: has `learning_rate` and what `clipped_adam` takes.
+        hparams: has `learning_rate` and the fields that `clipped_adam` reads.
 
     Returns:
         Parameters and state after the step, and the metrics, with the gradient's norm before

@@ -1,6 +1,6 @@
-"""Numbers that come of updates: one array on the devices, and named numbers on the host.
+"""Numbers that updates report: one array on the devices, and named numbers on the host.
 
-The host fetches one array, because each one takes its time.
+The host fetches a single array, because every fetch takes time.
 """
 
 from typing import NamedTuple
@@ -87,18 +87,18 @@ class Columns(struct.PyTreeNode):
     ) -> "Columns":
         """Take the vectors of a stacked `MetricSums`, for a field of `Outcome`.
 
-        Everything that is no int32 becomes float32.
+        Numbers of other types than int32 become float32.
         """
         typed = [x if x.dtype == jnp.int32 else x.astype(jnp.float32) for x in vectors.values()]
         names = [(field, tuple(layout[key])) for key in vectors]
         return cls(vectors=tuple(typed), names=tuple(names))
 
     def __add__(self, more: "Columns") -> "Columns":
-        """Append the numbers of another one."""
+        """Append the numbers of other columns."""
         return Columns(vectors=self.vectors + more.vectors, names=self.names + more.names)
 
     def with_metrics(self, metrics: Metrics) -> "Columns":
-        """Append metrics of each agent, of which a row of several calls has the newest."""
+        """Append metrics of each agent; a row over several calls keeps their newest values."""
         layout: Layout = {}
         for name, x in metrics.items():
             layout.setdefault(str(x.dtype), []).append(name)
@@ -130,9 +130,9 @@ class PackedOutcome(struct.PyTreeNode):
         begin = 0
         for field, names, dtype in self.kinds:
             end = begin + len(names)
-            found = rows[begin:end]
-            if field != "broken" or (found >= 0).any():
-                fields[field] |= zip(names, found.view(dtype), strict=True)
+            part = rows[begin:end]
+            if field != "broken" or (part >= 0).any():
+                fields[field] |= zip(names, part.view(dtype), strict=True)
             begin = end
         counts = fields["counts"]
         metrics = fields["metrics"] | {"episode/count": counts["episode/return"]}

@@ -1,8 +1,8 @@
 """Population-based training (Jaderberg et al. 2017).
 
 The rules are close to Sample Factory's (Petrenko et al. 2020). An exchange is a gather over the
-axis of the members, inside the compiled program: nothing returns to the host. Every device does the
-same, to its replica or with --sharding members to its part.
+axis of the members, inside the compiled program: nothing returns to the host. Every device computes
+the same exchange, for its replica of the members or with --sharding members for its part of them.
 """
 
 import math
@@ -46,7 +46,7 @@ def evolve(
         The state [S, ...] and metrics [S].
     """
     rules = args.rules._replace(limits={**args.rules.limits, **(limits or {})})
-    every = -(-args.exchange_interval // args.steps_per_update)  # updates, rounded up
+    interval = -(-args.exchange_interval // args.steps_per_update)  # updates, rounded up
     start = -(-args.pbt_start // args.steps_per_update)
     size = state.run.updates.size
     is_split = args.sharding == "members"
@@ -65,8 +65,8 @@ def evolve(
         after = exchange(learner, run, args.evolving, rules)
         return jax.tree.map(lambda x: x[places], after)
 
-    now = state.run.updates[0]
-    due = (now // every > before // every) & (now >= start)
+    updates = state.run.updates[0]
+    due = (updates // interval > before // interval) & (updates >= start)
     learner, run, metrics = jax.lax.cond(due, exchanged, at_rest, state.learner, state.run)
     taken = metrics[SOURCE] != places
     tracker = state.actors.tracker
@@ -84,7 +84,7 @@ def evolve(
 def exchange(
     learner: Any,
     run: Any,
-    given: dict[str, float],
+    start_values: dict[str, float],
     rules: Rules,
 ) -> tuple[Any, Any, Metrics]:
     """Let the worst members copy the best, and perturb hyperparameters.
@@ -96,7 +96,7 @@ def exchange(
     Args:
         learner: learners [S, ...].
         run: `RunState`s [S, ...].
-        given: the flags that change, as the command line gives them.
+        start_values: the flags that change, with their values on the command line.
         rules: constants of the exchange.
 
     Returns:
@@ -110,7 +110,7 @@ def exchange(
     # A gather over the members
     learner, member_values = jax.tree.map(lambda x: x[source], (learner, run.member_values))
     fixed = is_best | (jnp.arange(source.size) == 0)
-    after = explore(change_key, member_values, given, fixed, rules)
+    after = explore(change_key, member_values, start_values, fixed, rules)
     taken = source != jnp.arange(source.size)
     # Returns that other weights have earned do not count
     recent = run.recent.replace(count=jnp.where(taken, 0, run.recent.count))
@@ -167,12 +167,12 @@ def copy_best(
     drawn = order[jax.random.randint(key, (size,), 0, jnp.clip(num_sound, 1, count))]
     theirs = objective[drawn]
     scale = jnp.maximum(jnp.abs(theirs), jnp.abs(objective))
-    clearly = theirs - objective > rules.gap * scale
-    better = jnp.isfinite(theirs) & (clearly & jnp.isfinite(objective) | broken)
-    itself = jnp.arange(size)
+    is_clearly_better = theirs - objective > rules.gap * scale
+    better = jnp.isfinite(theirs) & (is_clearly_better & jnp.isfinite(objective) | broken)
+    indices = jnp.arange(size)
     worst = (rank >= size - count) & (rank >= count)
-    takes = (worst | broken) & better & (itself != 0)
-    source = jnp.where(takes, drawn, itself)
+    takes = (worst | broken) & better & (indices != 0)
+    source = jnp.where(takes, drawn, indices)
     is_best = (rank < count) & jnp.isfinite(objective)
     return source, is_best
 
@@ -180,7 +180,7 @@ def copy_best(
 def explore(
     key: Array,
     member_values: dict[str, Array],
-    given: dict[str, float],
+    start_values: dict[str, float],
     fixed: Array,
     rules: Rules,
 ) -> dict[str, Array]:
@@ -189,7 +189,7 @@ def explore(
     Args:
         key: random key.
         member_values: values [S] of flags, by name.
-        given: the flags that may change, as the command line gives them.
+        start_values: the flags that may change, with their values on the command line.
         fixed: [S] bool, True for members that change nothing.
         rules: constants of the exchange.
 
@@ -198,14 +198,14 @@ def explore(
     """
     after = dict(member_values)
     moved = partial(rules.moved, clip=jnp.clip)
-    for index, name in enumerate(sorted(given)):
+    for index, name in enumerate(sorted(start_values)):
         values = member_values[name]
         keys = jax.random.split(jax.random.fold_in(key, index), 4)
         mutates, inverts, resets = (jax.random.uniform(key, values.shape) for key in keys[:3])
         low, high = rules.factors_of(name)
         factor = jax.random.uniform(keys[3], values.shape, minval=low, maxval=high)
         new = moved(name, values, jnp.where(inverts < 0.5, factor, 1 / factor))
-        new = jnp.where(resets < rules.reset_rate, jnp.float32(given[name]), new)
+        new = jnp.where(resets < rules.reset_rate, jnp.float32(start_values[name]), new)
         changes = (mutates < rules.mutation_rate) & ~fixed
         after[name] = jnp.where(changes, new, values)
     return after

@@ -40,7 +40,7 @@ class Programs(NamedTuple):
 
     Attributes:
         init: `init(members)` returns the `TrainState` for seeds [S] or `Members` [S].
-        update: `update(state, updates)` runs so many updates, and returns the state and a
+        update: `update(state, updates)` runs `updates` updates, and returns the state and a
             `PackedOutcome`.
         evaluate: `evaluate(state, seed)` plays greedy episodes, and returns `Episodes` [S, J] of
             each device's share. Where a `HostEvaluation` plays instead, it is a function that
@@ -110,7 +110,7 @@ def repeat_updates(
     state: Any,
     num_updates: Array,
 ) -> tuple[Any, Columns]:
-    """Run the `update` of a `Driver` so many times.
+    """Run the `update` of a `Driver` `num_updates` times.
 
     Args:
         update: the driver's update.

@@ -90,9 +90,10 @@ class Replay(struct.PyTreeNode):
     ) -> Any:
         """Draw a batch, uniformly with replacement.
 
-        With several `num_steps` the rings hold a `Transition`, and a sample has the rewards of so
-        many steps and the next observation after them (Sutton & Barto 2018, section 7.1). It has
-        fewer where the episode ends. The newest `num_steps` - 1 of a ring are not drawn.
+        With `num_steps` above 1 the rings hold a `Transition`. A sample then has the discounted
+        rewards of that many steps and the next observation after them (Sutton & Barto 2018, section
+        7.1), or of fewer where the episode ends. No sample begins at the newest `num_steps` - 1
+        transitions of a ring.
 
         Args:
             keys: [G] keys. Each draws from its own N / G neighbouring rings.
@@ -132,7 +133,7 @@ class Replay(struct.PyTreeNode):
         return jnp.all(jnp.any(of_groups > 0, axis=1))
 
     def _drawable(self, num_steps: int) -> Array:
-        """Transitions of each ring, [N], with which so many steps begin."""
+        """Number [N] of each ring's transitions at which a sample of `num_steps` may begin."""
         return jnp.maximum(self.filled - num_steps + 1, 0)
 
     def _places(
@@ -195,9 +196,9 @@ def example_transition(
     env: EnvSpec,
     versions: bool = False,
 ) -> Transition:
-    """Make a transition of zeros, which says what the replay buffer has to hold.
+    """Make a transition of zeros, with the shapes and types of the replay buffer's entries.
 
-    With `versions` it has the version of a policy too.
+    With `versions` it has a policy version too.
     """
     obs = env.example_obs()
     version = jnp.int32(0) if versions else None

@@ -42,7 +42,7 @@ def step_envs(
             that `Env.step` would give it.
         states: [N, ...] states of the environments.
         actions: [N, ...] actions as the environment takes them.
-        starts: [R, ...] beginnings of episodes, of which a reset draws one in place of making one.
+        starts: [R, ...] beginnings of episodes: a reset draws one of them, and makes none.
         resets: [N, ...] the beginning that each environment takes if it is reset in this step.
 
     Returns:
@@ -52,20 +52,20 @@ def step_envs(
     if not isinstance(keys, StepKeys):
         return jax.vmap(env.step)(keys, states, actions)
     reached = jax.vmap(env.advance_checked)(keys.advance, states, actions)
-    seen = reached.obs, reached.state
+    unreset = reached.obs, reached.state
     over = reached.terminated | reached.truncated
     if resets is not None:
-        obs, state = jax.vmap(select)(over, resets, seen)
+        obs, state = jax.vmap(select)(over, resets, unreset)
         return reached.continued(obs, state)
 
-    def begun(index: Array) -> ResetPool:
+    def new_episodes(index: Array) -> ResetPool:
         if starts is None:
             return jax.vmap(env.reset)(keys.reset[index])
         count = jax.tree.leaves(starts)[0].shape[0]
         chosen = jax.vmap(lambda key: jax.random.randint(key, (), 0, count))(keys.reset[index])
         return jax.tree.map(lambda x: x[chosen], starts)
 
-    obs, state = compute_where(seen, over, width=math.isqrt(over.size), compute=begun)
+    obs, state = compute_where(unreset, over, width=math.isqrt(over.size), compute=new_episodes)
     return reached.continued(obs, state)
 
 
@@ -77,8 +77,8 @@ def keys_of_steps(
 ) -> Array | StepKeys:
     """Split keys of any shape as `step_envs` needs them.
 
-    In front of a loop over steps this splits the keys of all steps in one pass. Keys stay whole if
-    `Env.step` takes them, and as they are if they are split already.
+    Call this before a loop over steps, to split the keys of all steps in one pass. Keys stay whole
+    if `Env.step` takes whole keys. Keys that are split already stay as they are.
     """
     is_given = starts is not None or resets is not None
     is_whole = env.resets_itself or (resets_at_once(env) and not is_given)
@@ -173,8 +173,8 @@ def compute_where(
         values: tree of arrays [B, ...].
         missing: [B] bool.
         width: number of values to compute at a time.
-        compute: computes the values [width, ...] at given indices [width]. The index B stands for
-            nothing, and its value goes nowhere.
+        compute: computes the values [width, ...] at given indices [width]. The index B fills up a
+            short list, and its value is dropped.
 
     Returns:
         The tree, without missing values.
@@ -183,8 +183,8 @@ def compute_where(
     def fill_some(carry):
         values, missing = carry
         (index,) = jnp.nonzero(missing, size=width, fill_value=missing.size)
-        found = compute(index)
-        values = jax.tree.map(lambda old, x: old.at[index].set(x, mode="drop"), values, found)
+        computed = compute(index)
+        values = jax.tree.map(lambda old, x: old.at[index].set(x, mode="drop"), values, computed)
         return values, missing.at[index].set(False, mode="drop")
 
     return jax.lax.while_loop(lambda carry: jnp.any(carry[1]), fill_some, (values, missing))[0]
@@ -289,7 +289,7 @@ def minibatch_indices(
 
     def shuffle(epoch, block_id):
         order_key = jax.random.fold_in(jax.random.fold_in(key, epoch), block_id)
-        # Below zero are numbers that no epoch has
+        # No epoch has a negative number
         label_key = jax.random.fold_in(jax.random.fold_in(key, -1 - epoch), block_id)
         return random_order(order_key, label_key, size)
 

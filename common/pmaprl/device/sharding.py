@@ -7,7 +7,7 @@ own devices. If devices have agents of their own (--sharding members), that axis
 all arrays are split along S.
 
 On the host there is no such axis, and a process has its own environments only: no process ever has
-those of all.
+the environments of all processes.
 """
 
 import math
@@ -129,7 +129,7 @@ MOST_OF_ROOM = 0.5  # share of a device's free memory that a copy may take
 
 
 def _have_room(arrays: list[Array]) -> bool:
-    """Tell if the devices that have these arrays can well take them once more."""
+    """True if the devices that hold these arrays have enough room for a copy."""
     device = min(jax.local_devices(), key=lambda device: device.id)
     stats = device.memory_stats() or {}
     free = stats.get("bytes_limit", math.inf) - stats.get("bytes_in_use", 0)
@@ -218,7 +218,7 @@ def to_devices(
 
     Args:
         host: the state as `to_host` returns it.
-        like: a state with the types wanted, or their shapes.
+        like: a state, or its shapes, with the wanted types.
         devices: all devices of the run.
         sharding: "pmap" or "members", as in `programs.over_devices`.
     """
@@ -252,7 +252,7 @@ def place(
     devices: list[Device],
     sharding: str,
 ) -> Any:
-    """Place a state on devices, some or all of which was loaded.
+    """Place a state on devices, some or all of whose arrays were loaded.
 
     Args:
         arrays: loaded arrays by name.

@@ -86,22 +86,22 @@ def reduction_of(name: str) -> str:
 
 def across_devices(grads: Any, metrics: Metrics) -> tuple[Any, Metrics]:
     """Reduce gradients and metrics over devices, each with an equal share of the samples."""
-    others = {}
+    reduced = {}
     means = {}
     for name, x in metrics.items():
         collective = REDUCTIONS[reduction_of(name)].over_devices
         if collective is None:
             means[name] = x
         else:
-            others[name] = collective(x, AXIS)
+            reduced[name] = collective(x, AXIS)
     grads, means = flat_pmean((grads, means))  # one collective for all of them
-    return grads, means | others
+    return grads, means | reduced
 
 
 def mean_metrics_over_devices(metrics: Metrics) -> Metrics:
     """Reduce an update's metrics over devices; `_sum` metrics were summed already."""
-    others = {name: x for name, x in metrics.items() if reduction_of(name) != "sum"}
-    return metrics | across_devices((), others)[1]
+    unreduced = {name: x for name, x in metrics.items() if reduction_of(name) != "sum"}
+    return metrics | across_devices((), unreduced)[1]
 
 
 def over_steps(metrics: Metrics, counts: Array | None = None) -> Metrics:
@@ -144,7 +144,7 @@ class MetricSums(struct.PyTreeNode):
 
     @classmethod
     def of(cls, metrics: Reports) -> "MetricSums":
-        """Take one report of each metric; an `OptionalMetric` says itself if it is one."""
+        """Take one report of each metric, or none of an `OptionalMetric` without a report."""
         value = {}
         count = {}
         for name, x in metrics.items():
@@ -154,12 +154,12 @@ class MetricSums(struct.PyTreeNode):
         return cls(value=value, count=count)
 
     @classmethod
-    def of_each_step(cls, metrics: Metrics, found: dict[str, Array]) -> "MetricSums":
+    def of_each_step(cls, metrics: Metrics, is_reported: dict[str, Array]) -> "MetricSums":
         """Take a report of each step from metrics [T, N] of its environments.
 
         Args:
             metrics: numbers [T, N], by name.
-            found: bool [T, N] by name, True where the environment reports a number.
+            is_reported: bool [T, N] by name, True where the environment reports a number.
 
         Returns:
             Reports with values and counts [T].
@@ -168,8 +168,8 @@ class MetricSums(struct.PyTreeNode):
         count = {}
         for name, x in metrics.items():
             tallied = REDUCTIONS[reduction_of(name)].tallied
-            value[name] = tallied(x, where=found[name], axis=1)
-        for name, x in found.items():
+            value[name] = tallied(x, where=is_reported[name], axis=1)
+        for name, x in is_reported.items():
             count[name] = jnp.sum(x, axis=1, dtype=jnp.float32)
         return cls(value=value, count=count)
 
@@ -227,7 +227,7 @@ class MetricSums(struct.PyTreeNode):
 
     @np.errstate(invalid="ignore")  # NumPy's 0 / 0
     def metrics(self) -> dict[str, Number]:
-        """Divide the sums: the numbers of all metrics; NaN for one that was never reported."""
+        """Numbers of all metrics: sums divided by counts for means; NaN for one never reported."""
         metrics = {}
         for name, x in self.value.items():
             count = self.count[name]
@@ -319,10 +319,10 @@ def count_episodes(
             episodes[f"episode/{name}{end}"] = x
     info = {f"env/{name}": x for name, x in (steps.info or {}).items()}
     # A number that is not finite is no report
-    found = dict.fromkeys(episodes, done) | jax.tree.map(jnp.isfinite, info)
-    tally = MetricSums.of_each_step(episodes | info, found)
+    is_reported = dict.fromkeys(episodes, done) | jax.tree.map(jnp.isfinite, info)
+    tally = MetricSums.of_each_step(episodes | info, is_reported)
 
-    # Each device's newest episodes and reports leave it in one collective, places as if they were
+    # One collective gathers each device's newest episodes and reports; places travel as the bits of
     # floats
     place, newest = _newest(done, finished)
     place_bits = jax.lax.bitcast_convert_type(place, jnp.float32)
@@ -364,7 +364,7 @@ def _push(
     place: Array,
     finished: Episodes,
 ) -> RecentEpisodes:
-    """Add those of the `finished` episodes [D * J] that have the largest places."""
+    """Add the `finished` episodes [D * J] with the largest places to the recent ones."""
     # Counting is cheaper than sorting: the rank of an episode is the number of newer ones
     rank = jnp.sum(place[None, :] > place[:, None], axis=1)
     slot = jnp.where(place >= 0, rank, WINDOW)

@@ -64,8 +64,8 @@ class Recording(NamedTuple):
 def frame_stride(steps: int) -> int:
     """Number of steps between two frames of an episode of `steps`: a power of two.
 
-    The stride only ever doubles while an episode goes on. So all frames that the end needs have
-    been kept until then.
+    While an episode goes on, the stride only doubles. So no frame that a later stride needs has
+    been dropped.
     """
     if not steps:
         return 1
@@ -148,7 +148,7 @@ class RecordedEnvs:
         self._over = False
         try:
             self._pictures[0] = fitting(self._envs.frame())
-        # The suite has no renderer, or it lacks something here: observations are drawn instead
+        # The suite has no renderer, or the renderer lacks something here: draw observations instead
         except Exception as error:
             self.without_pictures = f"{reason(error)}{place_in_code(error)}"
         return obs
@@ -342,10 +342,10 @@ def _paint_observations(
         return ()
 
     leaves = spaces.leaves(env.observation_space, recording.obs)
-    seen = [leaf for leaf in leaves if not is_mask(leaf[0])]
-    maps = {name: values for name, _, values in seen if _is_map(values)}
-    numbers = [leaf for leaf in seen if leaf[0] not in maps]
-    if len(seen) == len(maps) == 1:
+    visible = [leaf for leaf in leaves if not is_mask(leaf[0])]
+    maps = {name: values for name, _, values in visible if _is_map(values)}
+    numbers = [leaf for leaf in visible if leaf[0] not in maps]
+    if len(visible) == len(maps) == 1:
         (only,) = maps.values()
         return grid(only, names_for)
     grids = [grid(values, lambda count: (), title=name) for name, values in maps.items()]

@@ -165,7 +165,7 @@ def _curves_of_members(log: Log, best: int | None) -> Panel:
     return Panel("", lines)
 
 
-FEW_VALUES = 5  # so many values of a flag have a tick each
+FEW_VALUES = 5  # most values of a flag that have a tick each
 
 
 def _values_of_members(

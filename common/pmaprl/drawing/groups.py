@@ -77,7 +77,7 @@ class Group(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Name of the group in which, unlike in the label, nothing is shortened."""
+        """Name of the group without anything shortened, unlike the label."""
         return json.dumps([self.algorithm, self.variant])
 
     @property
@@ -103,12 +103,12 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
     """
     if not selection.runs:
         raise UsageError("name at least one run directory, such as runs/NAME or runs/*")
-    by_place = {Path(run).resolve(): Path(run) for run in selection.runs}
-    paths = list(by_place.values())
-    strangers = [path for path in paths if path.exists() and not is_run(path)]
-    if len(strangers) < len(paths):  # otherwise nothing is left, which is an error below
-        say(f"{path}: no run directory, left out" for path in strangers)
-        paths = [path for path in paths if path not in strangers]
+    by_path = {Path(run).resolve(): Path(run) for run in selection.runs}
+    paths = list(by_path.values())
+    not_runs = [path for path in paths if path.exists() and not is_run(path)]
+    if len(not_runs) < len(paths):  # otherwise nothing is left, which is an error below
+        say(f"{path}: no run directory, left out" for path in not_runs)
+        paths = [path for path in paths if path not in not_runs]
     runs = [run for path in paths for run in _parts(path, metrics)]
     known = set().union(*(run.flags for run in runs))
     for name in selection.by:
@@ -228,7 +228,7 @@ def _identity(run: LoggedRun) -> str:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """A hint at the `known` names that may have been meant; at all of them if none is near."""
+    """Hint at the `known` names that are near `name`; list all of them if none is near."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known)
     if name and not near:
@@ -257,13 +257,13 @@ FLAGS_WITHOUT_EFFECT = {
     "log_each",
 }
 FLAGS_WITHOUT_EFFECT |= {name for name in ONE_TIME if name != "init_from"}
-"""Flags that do not change what is learned, or that groups are told apart by anyway."""
+"""Flags that do not change what is learned, or by which runs are grouped anyway."""
 
 
 def group(runs: Iterable[LoggedRun], by: tuple[str, ...] = ()) -> list[Group]:
     """Group runs by environment, algorithm and the flags `by`, and sort the groups."""
     groups: dict[str, Group] = {}
-    for run in _told_apart(list(runs)):
+    for run in _with_versions(list(runs)):
         variant = {name: run.flags[name] for name in by if name in run.flags}
         empty = Group(
             env=run.flags["env"],
@@ -280,8 +280,8 @@ def group(runs: Iterable[LoggedRun], by: tuple[str, ...] = ()) -> list[Group]:
     return sorted(groups.values(), key=order)
 
 
-def _told_apart(runs: list[LoggedRun]) -> list[LoggedRun]:
-    """Name the version behind an algorithm whose file differs between runs of an environment."""
+def _with_versions(runs: list[LoggedRun]) -> list[LoggedRun]:
+    """Add the file's version to names of algorithms whose files differ within an environment."""
     versions = defaultdict(set)
     for run in runs:
         versions[run.flags["env"], run.algorithm].add(run.codes)
@@ -436,8 +436,8 @@ def align(
     if len(places) > GRID:
         places = np.linspace(places[0], places[-1], GRID)
     rows = []
-    for at, series in zip(xs, logged, strict=True):
-        rows += [_interpolate(places, at, y, hold) for y in series.values.T]
+    for run_places, series in zip(xs, logged, strict=True):
+        rows += [_interpolate(places, run_places, y, hold) for y in series.values.T]
     return places, np.stack(rows)
 
 
@@ -447,10 +447,10 @@ def _interpolate(places: np.ndarray, x: np.ndarray, y: np.ndarray, hold: bool) -
     if not len(finite):
         return np.full(len(places), np.nan)
     backwards = finite[::-1]  # np.unique returns the first of equal places
-    at, first = np.unique(x[backwards], return_index=True)
+    known_places, first = np.unique(x[backwards], return_index=True)
     values = y[backwards][first]
     after = None if hold else np.nan
-    return np.interp(places, at, values, np.nan, after)
+    return np.interp(places, known_places, values, np.nan, after)
 
 
 def final_returns(log: Log) -> tuple[np.ndarray, bool]:

@@ -31,7 +31,7 @@ MARGIN = 24  # pixels at the left and below a grid, for the numbers of its colum
 LEGEND = 150  # width of the legend beside a grid
 LINE = 20  # pixels from one line of a legend to the next
 SQUARE = 12  # pixels of a sample of colour
-SMALLEST_CELL = 8  # pixels of a cell from which on it has lines around it
+SMALLEST_CELL = 8  # pixels of the smallest cell that has lines around it
 BETWEEN_TICKS = 28  # least pixels between two numbers
 
 
@@ -42,7 +42,7 @@ def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def shortened(text: str, pixels: float, size: int) -> str:
-    """Shorten a text to so many pixels, with "..." in place of its end."""
+    """Shorten a text to a width of `pixels`, with "..." in place of its end."""
     text = printable(text)
     letters = font(size)
     if letters.getlength(text) <= pixels:
@@ -106,11 +106,11 @@ def below(paints: Sequence[Paint]) -> Paint:
 
 
 def grid(obs: np.ndarray, names_for: Callable[[int], Sequence[str]], title: str = "") -> Paint:
-    """Paint observations that are maps: in one colour per channel, or as the image that they are.
+    """Paint observations that are maps: one colour per channel, or an image as it is.
 
     Args:
       obs: [T + 1, H, W] or [T + 1, H, W, C]; the first channel is drawn in front.
-      names_for: gives the names of so many channels, or none.
+      names_for: returns names for a number of channels, or none.
       title: the title of the legend, in place of its usual one.
     """
     maps = obs if obs.ndim == 4 else obs[..., None]

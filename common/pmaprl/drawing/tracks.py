@@ -76,7 +76,7 @@ def groups_of(
       recording: the episode.
       observed: name, leaf of the space and numbers [T + 1, ...] of each part of the observations.
       action_space: the action space of the environment.
-      names_for: gives the names of so many numbers of an observation, or none.
+      names_for: returns names for a number of entries of an observation, or none.
     """
     obs = []
     for name, leaf, values in observed:

@@ -74,9 +74,9 @@ def legal_actions(obs: Any, numpy: Any = jnp) -> jax.Array | None:
 def with_a_choice(legal: jax.Array, nvec: Sequence[int]) -> jax.Array:
     """Mark all choices of a component as legal if none of them is.
 
-    Many environments clear the mask when an episode ends. Nobody acts there, but at a time limit
-    the value of that observation is learned from, and an empty mask means nothing. Where somebody
-    acts, `check_legal` and `legal_metrics` end the run.
+    Many environments clear the mask when an episode ends. No action is taken there, but at a time
+    limit the value of that observation is learned from, and an empty mask says nothing. Where an
+    action is taken, `check_legal` and `legal_metrics` end the run.
 
     Args:
         legal: [..., sum(nvec)] marks the legal choices.
@@ -142,10 +142,12 @@ def _check_names_of_masks(env: HasSpaces, mask: Space) -> None:
     for name, leaf in leaves(env.action_space):
         count = len(choices_of(leaf))
         wanted += [name] if count == 1 else [f"{name}/{index}" for index in range(count)]
-    given = [name for name, _ in leaves(mask)]
-    if given != wanted:
-        told = f"environment {env.name} has masks of {', '.join(map(repr, given))}"
-        raise UsageError(f"{told} for the choices {', '.join(map(repr, wanted))}: name them alike")
+    mask_names = [name for name, _ in leaves(mask)]
+    if mask_names != wanted:
+        problem = f"environment {env.name} has masks of {', '.join(map(repr, mask_names))}"
+        raise UsageError(
+            f"{problem} for the choices {', '.join(map(repr, wanted))}: name them alike"
+        )
 
 
 def legal_metrics(obs: Any, space: Space, axis_name: str) -> dict[str, jax.Array]:
@@ -180,7 +182,7 @@ def check_legal(obs: Any, acting: np.ndarray, spec: EnvSpec) -> None:
 
 
 def nothing_legal(obs: Any, space: Space, numpy: Any = jnp) -> jax.Array | np.ndarray | bool:
-    """Mark observations whose mask leaves a component of an action no choice.
+    """Mark observations whose mask leaves some component of an action without a legal choice.
 
     Args:
         obs: observations [..., *obs].

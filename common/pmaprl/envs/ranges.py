@@ -31,7 +31,7 @@ None means that all fit.
 
 
 def are_choices(name: str, leaf: Leaf, x: Any, numpy: Any) -> Any:
-    """Mark choices that their space has, and masks and bits that are 0 or 1."""
+    """Mark choices that are in their space, and masks and bits that are 0 or 1."""
     if is_mask(name) or is_bits(leaf):
         if x.dtype == bool:
             return None
@@ -63,7 +63,7 @@ CHECKS = are_choices, are_bytes_in_bounds, are_finite
 
 
 def in_space(obs: Any, space: Space, numpy: Any = jnp, checks: tuple[Check, ...] = CHECKS) -> Any:
-    """Mark observations of which all parts pass all checks.
+    """Mark observations whose parts all pass all checks.
 
     Args:
         obs: observations [..., *obs].
@@ -132,6 +132,6 @@ def _requirement(name: str, leaf: Leaf, check: Check) -> str:
 
 
 def _all_of_element(fits: Any, leaf: Leaf, numpy: Any) -> Any:
-    """Mark the elements [...] of which all numbers [..., *shape] fit."""
+    """Mark the elements [...] whose numbers [..., *shape] all fit."""
     first = fits.ndim - len(leaf.shape)
     return numpy.all(fits, axis=tuple(range(first, fits.ndim)))

@@ -124,7 +124,7 @@ def _make(name: str, options: dict[str, Any] | HostOptions) -> Any:
         if suite == CUSTOM and not isinstance(options, HostOptions):
             return _own(name, options)
         if name.startswith("gymnasium:ALE/"):
-            import_package("ale_py")  # registers them
+            import_package("ale_py")  # registers the games
         registers_itself = suite == "gymnasium" and ":" in env_id  # by the module before the colon
         if not registers_itself:
             check_known(name, env_id, _module(suite).ids())
@@ -134,7 +134,7 @@ def _make(name: str, options: dict[str, Any] | HostOptions) -> Any:
 def _own(name: str, env_params: dict[str, Any]) -> Env:
     """Make the user's environment.
 
-    If there is none, as with `mujoco:Ant-v5`, the error names suites that have its id.
+    If it does not exist, as with `mujoco:Ant-v5`, the error names suites that have the id.
     """
     try:
         return custom.make(name, env_params)

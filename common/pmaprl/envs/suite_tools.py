@@ -42,7 +42,7 @@ EXTRAS = {
     "jax2onnx": "onnx",
     "onnxruntime": "onnx",
 }
-"""Extras of pyproject.toml, by package, if they have other names than it; "" is no extra."""
+"""Extras of pyproject.toml, by package, if the names differ; "": no extra has the package."""
 
 
 def changed_params(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def changed_params(name: str, known: Mapping[str, Any], given: Mapping[str, Any]
 
 
 def _is_like(value: Any, known: Any) -> bool:
-    """True if `value` can replace `known`: a switch a switch, a finite number a number, etc."""
+    """True if `value` is of the kind of `known`: a switch, a finite number, a text, a tuple."""
     if isinstance(known, tuple):
         has_length = isinstance(value, list) and len(value) == len(known)
         return has_length and all(map(_is_like, value, known))
@@ -207,7 +207,7 @@ NOT_THE_USERS = f"{PACKAGE}/", f"{sysconfig.get_path('stdlib')}/", "<"
 def place_in_code(error: BaseException) -> str:
     """Place in the user's own code at which an exception arose, to follow its text; "" if none.
 
-    JAX traces environments, so the innermost line of a traceback is hardly ever the one to mend.
+    JAX traces environments, so the innermost line of a traceback is hardly ever the user's mistake.
     The cause of an error may be the text of a traceback in another process.
     """
     frames = traceback.extract_tb(error.__traceback__)

@@ -17,7 +17,7 @@ from pmaprl.envs.suite_tools import changed_params, readable_errors
 
 # Ends of the names of metrics that are no means
 REDUCTIONS = "sum", "max", "min", "last"
-# Float32, in which members and episodes have their numbers, has all whole ones up to this one
+# Members and episodes have their numbers in float32, which has all whole numbers up to this one
 WHOLE = 2**24
 CHOOSE = "let it be one of some numbers, as by choice:100,500"
 
@@ -38,7 +38,7 @@ def run_env(args: Any, env: Env) -> Env:
     """Make the environment that all agents of a run share.
 
     Raises:
-        UsageError: it does not fit the flags.
+        UsageError: `env` does not fit the flags.
     """
     opponent = args.opponent
     game = "a game of several players, such as pgx:connect_four"
@@ -119,10 +119,10 @@ class Randomized(Env):
     """An environment with numbers that every episode draws, and keeps in its states."""
 
     def __init__(self, env: Env, draws: dict[str, Draw]):
-        """Check that `env` has such numbers.
+        """Check that `env` has the numbers that `draws` names.
 
         Raises:
-            UsageError: it has not, or it resets itself.
+            UsageError: `env` lacks one of them, or resets itself.
         """
         if env.resets_itself:
             raise UsageError(
@@ -176,7 +176,7 @@ class Randomized(Env):
 
 
 def with_draws(make: Callable[[dict[str, Any]], Env], env_params: str) -> Env:
-    """Make an environment by --env-params, of which some may be drawn for every episode.
+    """Make an environment with --env-params, some of which every episode may draw.
 
     Args:
         make: makes the environment with parameters.

@@ -40,9 +40,9 @@ def choose_devices(
     CPU devices are virtual and made here, unless JAX has already started.
 
     Args:
-        num_devices: number of devices. 0: as many accelerators, or CPU cores (of several processes
-            one each), as divide the environments.
-        num_envs: environments, or units of what is `shared`.
+        num_devices: number of devices. 0: the largest number of accelerators, or of CPU cores (one
+            for each of several processes), that divides the environments.
+        num_envs: number of environments, or of whatever else is `shared`.
         block: number of environments that no device boundary may cut.
         envs_per_cpu_device: fewest environments of each core, if there are several.
         processes: number of processes, as far as it is known.
@@ -241,18 +241,18 @@ def check_fits(
     available = memory_of(devices)
     agents = args.num_agents
     obs = size_of(spec.obs_like)
-    kept = size_of((state, batch))
+    state_bytes = size_of((state, batch))
     smaller = "take fewer environments, steps or hidden units"
     if args.is_population:
         groups = len(devices) // args.sharing(len(devices))
         if args.pbt and groups > 1:  # each device has all learners during an exchange
-            kept += size_of((state.learner, state.run)) * groups
-        smaller = f"at most {int(agents * available / kept):,} members fit"
+            state_bytes += size_of((state.learner, state.run)) * groups
+        smaller = f"at most {int(agents * available / state_bytes):,} members fit"
     elif hasattr(args, "buffer_size"):
         smaller += ", or a smaller --buffer-size"
     episodes = 0 if args.benchmark else args.eval_episodes
     needs = (
-        ("the state and the batches of this run take", kept, smaller),
+        ("the state and the batches of this run take", state_bytes, smaller),
         ("an update takes at least", args.steps_per_update * agents * (obs + BESIDE), smaller),
         ("an evaluation takes at least", episodes * agents * obs, "take fewer --eval-episodes"),
     )

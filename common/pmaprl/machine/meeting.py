@@ -1,12 +1,12 @@
 """A meeting of processes: process 0 guards their address, and tells its own from strangers.
 
-JAX's coordinator ends every process that it knows once another one registers in a place that is
-taken. Therefore it listens at a port of its own, which the guard tells to the processes of this
-run alone, once all of them are there. The guard answers as long as the run lives, so that a
-process of another run ends with a reason, and nobody else ends.
+If a process registers at JAX's coordinator under a number that is taken, the coordinator ends all
+processes that it knows. Therefore the coordinator listens at a port of its own, which the guard
+names to the processes of this run alone, once all of them are there. The guard answers as long as
+the run lives, so a process of another run ends with a reason, and no process of this run ends.
 
-One line of JSON goes each way: a newcomer says which process of which run it is (`Member`), and
-is told to wait, to go on to the coordinator, or why it may not.
+Messages are lines of JSON. A newcomer says which process of which run it is (`Member`). The guard
+lets it wait, or go on to the coordinator, or says why it refuses it.
 """
 
 import dataclasses
@@ -29,12 +29,12 @@ from pmaprl.cli.errors import UsageError, printable
 PATIENCE = 10.0  # seconds until a connection has said who it is, or a guard has answered
 POLL_INTERVAL = 0.2  # seconds between two looks at what is late
 RETRY_INTERVAL = 0.5  # seconds between two attempts to reach the guard
-DELAY = 5.0  # seconds that those who wait leave the guard to say who is missing
+DELAY = 5.0  # seconds beyond the timeout in which the guard may say who is missing
 LONGEST_LINE = 2**18  # bytes; the flags of a run take a few thousand
-LONGEST_TEXT = 100  # characters of a flag's value; a longer one is told by its checksum
+LONGEST_TEXT = 100  # characters of a flag's value; a longer one is cut and gets a checksum
 BACKLOG = 1024  # connections that the system keeps until the guard comes to them
-MAX_UNKNOWN = 64  # connections that have not said yet who they are; the oldest give way
-MAX_WARNINGS = 10  # different ones about processes that were refused
+MAX_UNKNOWN = 64  # connections that have not said yet who they are; the oldest are dropped
+MAX_WARNINGS = 10  # different warnings about processes that were refused
 MAX_NAMED = 4  # flags that differ, or processes that are missing, in one sentence
 
 WAIT = "wait"
@@ -114,14 +114,14 @@ def _is_plain(text: Any) -> TypeGuard[str]:
 
 def _differences(there: dict[str, str], here: dict[str, str]) -> str:
     """Say in words which entries differ."""
-    said = []
+    texts = []
     for name in {**here, **there}:
         then = there.get(name, "unset")
         now = here.get(name, "unset")
         if then != now:
-            said.append(f"{name} is {then} there, {now} here")
-    more = f"; and {len(said) - MAX_NAMED} more" if len(said) > MAX_NAMED else ""
-    return "; ".join(said[:MAX_NAMED]) + more
+            texts.append(f"{name} is {then} there, {now} here")
+    more = f"; and {len(texts) - MAX_NAMED} more" if len(texts) > MAX_NAMED else ""
+    return "; ".join(texts[:MAX_NAMED]) + more
 
 
 # ---------------------------------------------------------------------------------------- addresses
@@ -177,7 +177,7 @@ def _choose_port(host: str) -> int:
 
 
 class _Connection:
-    """A connection to the guard: of a member, once it has said so."""
+    """A connection to the guard. It has a `member` once that has said who it is."""
 
     def __init__(self, stream: socket.socket, source: str):
         stream.setblocking(False)
@@ -186,10 +186,10 @@ class _Connection:
         self.buffer = b""
         self.since = time.monotonic()
         self.member: Member | None = None
-        self.key = ""  # the member's, by which the guard knows it again
+        self.key = ""  # the member's key, by which the guard knows it again
 
     def send(self, **message: Any) -> None:
-        with suppress(OSError):  # it has gone, which is noticed where one reads
+        with suppress(OSError):  # the other side is gone, which the next read notices
             self.stream.sendall(to_line(message))
 
 
@@ -216,7 +216,7 @@ class Guard:
             own: this process, the only one to be process 0.
             count: number of processes.
             port: the port of JAX's coordinator.
-            timeout: seconds in which all have to come.
+            timeout: seconds within which all processes have to come.
             warn: gets a sentence about each process that was refused.
         """
         server.setblocking(False)
@@ -265,7 +265,7 @@ class Guard:
         self._alarm.close()
 
     def _answer_events(self) -> bool:
-        """Wait for what happens, and answer it; returns False where the guard is to end."""
+        """Wait for events and answer them; return False if the guard is to end."""
         timeout = None if self._complete and not self._unknown else POLL_INTERVAL
         for event, _ in self._selector.select(timeout):
             if event.fileobj is self._alarm:
@@ -289,12 +289,12 @@ class Guard:
             self._drop(self._unknown[0])
 
     def _read(self, connection: _Connection) -> None:
-        """Take in what a connection says.
+        """Read from a connection, and answer a complete line.
 
-        One that hangs up is dropped, as is a member that says more, which no process does.
+        A connection that hangs up is dropped, and so is a member that sends anything more.
         """
         if connection.stream.fileno() < 0:
-            return  # it was left by an event before
+            return  # an earlier event has closed it
         try:
             data = connection.stream.recv(2**16)
         except BlockingIOError:
@@ -323,7 +323,7 @@ class Guard:
         known = self._members.get(member.process)
         comes_again = member.key == (known.key if known else self._keys.get(member.process))
         poses_as_first = member.process == 0 and member.key != self._own.key
-        if comes_again:  # it has lost its connection, perhaps sooner than was noticed here
+        if comes_again:  # it has lost its connection, which may not be noticed here yet
             if known:
                 self._drop(known)
             self._admit(connection, member)
@@ -339,7 +339,7 @@ class Guard:
             self._admit(connection, member)
 
     def _admit(self, connection: _Connection, member: Member) -> None:
-        """Take a process for one of this run, and let all go on once they are complete."""
+        """Admit a process to this run, and let all go on once they are complete."""
         connection.member = member
         connection.key = member.key
         connection.buffer = b""
@@ -363,7 +363,7 @@ class Guard:
             self._warn(warning)
 
     def _give_up(self) -> None:
-        """Tell those that are here who is missing."""
+        """Tell the processes that are here which ones are missing, and hang up."""
         missing = [process for process in range(self._count) if process not in self._members]
         named = missing[: MAX_NAMED + 1]
         for connection in list(self._members.values()):
@@ -427,7 +427,7 @@ def _ask(address: str, member: Member, end: float) -> tuple["Link", int]:
     except BaseException:
         link.close()
         raise
-    # Or a child would hold it, and the guard not notice when this process is gone.
+    # If a child kept the connection open, the guard would not notice the end of this process
     os.register_at_fork(after_in_child=link.close)
     return link, port
 
@@ -450,7 +450,10 @@ class Link:
         self._stream.close()
 
     def read(self, end: float) -> dict[str, Any]:
-        """The next message. Raises OSError where none comes until `end`, UsageError for another."""
+        """Read the next message.
+
+        Raises OSError if none comes until `end`, UsageError if another program has sent it.
+        """
         while b"\n" not in self._buffer:
             left = end - time.monotonic()
             if left <= 0:
@@ -511,7 +514,7 @@ def _other_program() -> UsageError:
 
 @dataclasses.dataclass(frozen=True)
 class Meeting:
-    """All processes of a run, which know of each other now.
+    """All processes of a run, once they have met.
 
     Attributes:
         coordinator: the address of JAX's coordinator.
@@ -524,14 +527,14 @@ class Meeting:
     _guard: Guard | None
 
     def close(self) -> None:
-        """Part, as if this process had ended."""
+        """Leave the meeting, as if this process had ended."""
         self._link.close()
         if self._guard:
             self._guard.close()
 
     @contextmanager
     def watched(self, on_loss: Callable[[int], None]) -> Iterator[None]:
-        """Call `on_loss` in a thread, inside, with the number of a process that is gone."""
+        """Call `on_loss` in a thread with the number of a lost process, while inside."""
         stop = threading.Event()
         thread = threading.Thread(target=self._watch, args=(on_loss, stop), daemon=True)
         thread.start()
@@ -559,9 +562,9 @@ def meet(address: str, process: int, count: int, run: dict[str, Any], timeout: f
 
     Args:
         address: HOST:PORT of process 0.
-        process: the number of this one.
-        count: how many there are.
-        run: what they have in common, by which strangers are known.
+        process: number of this process.
+        count: number of processes.
+        run: values that all of them have in common; a process with others is refused.
         timeout: seconds to wait.
 
     Raises:

@@ -91,7 +91,7 @@ def allgather(value: T) -> list[T]:
     if count() == 1:
         return [value]
     text = json.dumps(value, default=lambda x: str(x) if isinstance(x, Path) else x.tolist())
-    # A power of two, since each length is compiled for
+    # A power of two, since every new length compiles a program
     size = 1 << max_over_processes(len(text)).bit_length()
     rows = multihost_utils.process_allgather(np.frombuffer(text.ljust(size).encode(), np.uint8))
     return [json.loads(row.tobytes()) for row in rows]
@@ -136,8 +136,8 @@ def on_first(function: Callable[..., T], *args: Any) -> T:
 def in_background(function: Callable[[], T]) -> T:
     """Call a function that itself waits for the other processes, as `all_or_none` does.
 
-    It may wait for longer than they live. So it is left behind in its thread if it fails in one of
-    them, or one is gone.
+    The function may wait for longer than the other processes live. So its thread is left behind if
+    the function fails in one of them, or if one is gone.
     """
     if count() == 1:
         return function()
@@ -219,8 +219,8 @@ def _end_after_loss(args: RunArgs, process: int) -> NoReturn:
     os._exit(fail(f"{lost} at {args.coordinator}", 1))
 
 
-def _start_runtime(where: str, **told: Any) -> None:
-    """Initialise JAX for several processes; it finds out anything that it is not told.
+def _start_runtime(where: str, **arguments: Any) -> None:
+    """Initialise JAX for several processes; it finds out `arguments` that are left out.
 
     Raises:
         UsageError: the processes could not meet.
@@ -238,7 +238,7 @@ def _start_runtime(where: str, **told: Any) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would not come to handle it
     try:
         jax.distributed.initialize(
-            **told,
+            **arguments,
             heartbeat_timeout_seconds=HEARTBEAT,
             shutdown_timeout_seconds=EXIT_TIMEOUT,
             initialization_timeout=START,
@@ -261,7 +261,7 @@ def has_lost(error: BaseException | None) -> str:
     line = ""
     while error is not None and count() > 1:
         if isinstance(error, RuntimeError | ValueError) and LOST.match(str(error)):
-            line = str(error).splitlines()[0]  # the one furthest behind says it best
+            line = str(error).splitlines()[0]  # the deepest cause says it best
         error = error.__cause__
     return line
 

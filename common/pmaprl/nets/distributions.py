@@ -36,7 +36,7 @@ LOG_2PI = math.log(2 * math.pi)
 
 
 def without_illegal(logits: Array, legal: Array | None) -> Array:
-    """Lower logits, or Q values, [..., n] of choices that are not `legal`, as far as possible."""
+    """Set logits, or Q values, [..., n] of choices that are not `legal` to the lowest number."""
     return logits if legal is None else jnp.where(legal, logits, ILLEGAL)
 
 
@@ -79,7 +79,7 @@ class Categoricals(struct.PyTreeNode):
     def restrict_to(self, own: Array | None) -> "Categoricals":
         """Restrict log-probabilities, entropies and divergences to some components of actions.
 
-        Somebody else has chosen the other components, from which no gradient comes.
+        Another policy has chosen the other components, so they add no gradient.
 
         Args:
             own: [..., A] bool, True for components that count. None: all.
@@ -104,10 +104,10 @@ class Categoricals(struct.PyTreeNode):
             return self._join(picks)
         for index, (cdf, legal) in enumerate(zip(cdfs, self._parts(self.legal), strict=True)):
             # Rounding may let a cdf rise a little at an illegal choice, and end below the noise
-            found = legal & (cdf > noise[..., index : index + 1])
+            is_candidate = legal & (cdf > noise[..., index : index + 1])
             last = legal.shape[-1] - 1 - jnp.argmax(legal[..., ::-1], axis=-1)
-            is_found = jnp.any(found, axis=-1)
-            picks.append(jnp.where(is_found, jnp.argmax(found, axis=-1), last))
+            is_found = jnp.any(is_candidate, axis=-1)
+            picks.append(jnp.where(is_found, jnp.argmax(is_candidate, axis=-1), last))
         return self._join(picks)
 
     def sample_with_key(self, key: Array) -> Array:
@@ -134,7 +134,10 @@ class Categoricals(struct.PyTreeNode):
         return self._sum(terms)
 
     def kl(self, other: "Categoricals") -> Array:
-        """KL(self || other) [...] in nats, summed over the components that are own to either."""
+        """KL(self || other) [...] in nats.
+
+        The sum is over the components in `other.own`, or else in `self.own`.
+        """
         own = self.own if other.own is None else other.own
         terms = []
         for log_p, log_q in zip(self._log_probs(), other._log_probs(), strict=True):
@@ -194,7 +197,7 @@ class Normal(struct.PyTreeNode):
     def restrict_to(self, own: Array | None) -> "Normal":
         """Restrict log-probabilities, entropies and divergences to some components of actions.
 
-        Somebody else has chosen the other components, from which no gradient comes.
+        Another policy has chosen the other components, so they add no gradient.
 
         Args:
             own: [..., A] bool, True for components that count. None: all.
@@ -227,11 +230,14 @@ class Normal(struct.PyTreeNode):
         return jnp.sum(terms, axis=-1, where=self.own)
 
     def kl(self, other: "Normal") -> Array:
-        """KL(self || other) [...] in nats, summed over the dimensions that are own to either."""
+        """KL(self || other) [...] in nats.
+
+        The sum is over the dimensions in `other.own`, or else in `self.own`.
+        """
         own = self.own if other.own is None else other.own
-        wider = 2 * (self.log_std - other.log_std)
+        log_variance_ratio = 2 * (self.log_std - other.log_std)
         z = (self.mean - other.mean) * jnp.exp(-other.log_std)
-        terms = jnp.expm1(wider) - wider + z**2
+        terms = jnp.expm1(log_variance_ratio) - log_variance_ratio + z**2
         return 0.5 * jnp.sum(terms, axis=-1, where=own)
 
     def symmetric_kl_to_uniform(self) -> NoReturn:

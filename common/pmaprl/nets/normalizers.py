@@ -17,8 +17,8 @@ from pmaprl.envs.masks import MASK
 class RunningStats(struct.PyTreeNode):
     """Count, mean and sum of squared deviations of everything seen so far.
 
-    After 2^24 samples one more sample is less than float32 resolves of the count. So the count has
-    two words, and mean and sum have a second number each: the rest that float32 does not hold.
+    Beyond 2^24 a float32 cannot count one more sample. So the count is an integer of two words, and
+    mean and sum have a second number each: the rest that float32 does not hold.
     """
 
     count: Array  # [] uint32, number of samples modulo 2^32
@@ -147,18 +147,18 @@ def _add(
 
 
 class Normalizer(struct.PyTreeNode):
-    """Running statistics by which numbers are normalised, or none: then they stay as they are.
+    """Running statistics that normalise numbers; without statistics, numbers stay as they are.
 
     Attributes:
-        stats: `RunningStats`, or a tree of them for observations with parts. None stands for parts
-            that stay as they are.
+        stats: `RunningStats`, or a tree of them for observations with parts. Parts with None stay
+            as they are.
     """
 
     stats: Any
 
     @classmethod
     def of(cls, space: spaces.Space, on: bool = True) -> "Normalizer":
-        """Make the normalizer of observations, which has seen none yet.
+        """Make the normalizer of observations, without samples.
 
         Args:
             space: the observation space. Each Box in it gets statistics, choices and masks none.
@@ -176,7 +176,7 @@ class Normalizer(struct.PyTreeNode):
 
     @classmethod
     def of_numbers(cls, on: bool = True) -> "Normalizer":
-        """Make the normalizer of single numbers, such as returns, which has seen none yet."""
+        """Make the normalizer of single numbers, such as returns, without samples."""
         return cls(stats=running_stats(()) if on else None)
 
     @property

@@ -186,8 +186,8 @@ def scan_cells(
     def step(state, inputs):
         x, first = inputs
         before = emptied(state, first)
-        gates = gates_of(state, first, kernel, bias)
-        after = cell.step(before, x.astype(bias.dtype), gates)
+        output_gates = gates_of(state, first, kernel, bias)
+        after = cell.step(before, x.astype(bias.dtype), output_gates)
         return after, after
 
     _, states = unrolled_scan(step, state, (x, first), on_cpu=4)
@@ -245,17 +245,19 @@ def _backward(
         grads, first, *inputs = inputs
         grads = jax.tree.map(jnp.add, grads, later)
         _, pull = jax.vjp(cell.step, *inputs)
-        (h, *others), _, of_gates = pull(grads)
-        h += (of_gates.astype(kernel.dtype) @ kernel.T).astype(h.dtype)
+        (h, *others), _, gates_grad = pull(grads)
+        h += (gates_grad.astype(kernel.dtype) @ kernel.T).astype(h.dtype)
         return emptied((h, *others), first), grads
 
     nothing = jax.tree.map(jnp.zeros_like, state)
-    of_state, grads = unrolled_scan(step, nothing, (grads, first, *inputs), reverse=True, on_cpu=4)
+    state_grad, grads = unrolled_scan(
+        step, nothing, (grads, first, *inputs), reverse=True, on_cpu=4
+    )
     _, pull = jax.vjp(cell.step, *inputs)
-    _, of_x, of_gates = pull(grads)
-    of_kernel, of_bias = pull_gates(of_gates)
-    of_first = np.zeros(first.shape, jax.dtypes.float0)
-    return of_kernel, of_bias, of_x.astype(x.dtype), of_first, of_state
+    _, x_grad, gates_grad = pull(grads)
+    kernel_grad, bias_grad = pull_gates(gates_grad)
+    first_grad = np.zeros(first.shape, jax.dtypes.float0)
+    return kernel_grad, bias_grad, x_grad.astype(x.dtype), first_grad, state_grad
 
 
 scan_cells_fused = jax.custom_vjp(scan_cells, nondiff_argnums=(0,))
@@ -285,7 +287,7 @@ class RecurrentTorso(nn.Module):
         Args:
             args: flags.
             space: space of the observations.
-            overrides: fields that shall be otherwise, as in `Torso.of`.
+            overrides: fields to set in place of the flags, as in `Torso.of`.
         """
         return cls(Torso.of(args, space, **overrides), args)
 
@@ -346,7 +348,7 @@ def chrono_biases(
 
     About a third of a cell's state is left after its time (Tallec and Ollivier 2018). Times are
     uniform between 2 and `span` steps, and 2 for all cells up to a span of 2. If all times were
-    short, no gradient would reach back to what came in long ago.
+    short, no gradient would reach back to inputs of long ago.
 
     Args:
         keep: `Cell.keep`.

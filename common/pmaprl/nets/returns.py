@@ -59,14 +59,14 @@ class ValueDistribution(struct.PyTreeNode):
         return jnp.sum(self.probs * self.atoms, axis=-1)
 
     def smallest(self) -> "ValueDistribution":
-        """Take from Q distributions, [Q, ...], that with the smallest mean, [...]."""
+        """Select the distribution with the smallest mean, [...], from Q of them, [Q, ...]."""
         if self.logits is None:
             return self.replace(atoms=jnp.min(self.atoms, axis=0))
         index = jnp.argmin(self.mean(), axis=0)[None, ..., None]
         return jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=0)[0], self)
 
     def of_actions(self, action: Array) -> "ValueDistribution":
-        """Take from distributions of all discrete actions, [..., B, n], those of `action` [B]."""
+        """Select the distributions of `action` [B] from those of all n actions, [..., B, n]."""
         index = action.reshape(*[1] * (self.atoms.ndim - 3), len(action), 1, 1)
 
         def taken(x: Array) -> Array:
@@ -93,8 +93,8 @@ class ValueDistribution(struct.PyTreeNode):
     def error(self, target: "ValueDistribution") -> Array:
         """Error [...] of the prediction.
 
-        It is the squared error of a number, or the cross entropy with the target's distribution,
-        which is projected to our atoms.
+        It is the squared error of a number, or the cross entropy with the target's distribution
+        after projecting that to the atoms of the prediction.
         """
         if self.logits is None:
             return jnp.square(self.mean() - target.mean())
@@ -102,7 +102,7 @@ class ValueDistribution(struct.PyTreeNode):
         return -jnp.sum(probs * jax.nn.log_softmax(self.logits), axis=-1)
 
 
-# Share of returns outside at which a run warns; a new network is outside with some of them
+# Share of returns outside above which a run warns; a new network has some returns outside too
 MOST_OUTSIDE = 0.2
 
 
@@ -115,7 +115,7 @@ def caution_of_support(flags: str) -> dict[str, tuple[float, str]]:
     Returns:
         An entry of the `cautions` of an algorithm.
     """
-    warning = f"so much of the returns is beyond {flags} and counts as that; make it wider"
+    warning = f"this share of the returns is beyond {flags} and is clipped; widen the range"
     return {"q/outside": (MOST_OUTSIDE, warning)}
 
 

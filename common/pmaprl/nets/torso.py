@@ -392,8 +392,8 @@ class Torso(nn.Module):
         Args:
             args: flags, from which the torso takes the fields that they have.
             space: space of the observations.
-            overrides: fields that shall be otherwise, such as `hidden_sizes=(32,)`, or the `name`
-                of the module.
+            overrides: fields to set in place of the flags, such as `hidden_sizes=(32,)`, or the
+                module's `name`.
 
         Raises:
             TypeError: an override is no field. The message names all fields.

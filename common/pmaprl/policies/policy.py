@@ -178,10 +178,10 @@ class Policy:
         )
 
     def _carried(self, memory: Any, batch: tuple[int, ...]) -> Any:
-        """Give the memory [N, ...] of a batch the axis N, which that of one observation may lack.
+        """Return the memory [N, ...] of a batch; the memory of one observation gets the axis N.
 
         Raises:
-            UsageError: it is no memory of such a batch.
+            UsageError: `memory` is no memory of such a batch.
         """
         if memory is None:
             return self.initial_memory(0)

@@ -112,8 +112,8 @@ def play_all(
 def elo_ratings(scores: np.ndarray, games: int) -> np.ndarray:
     """Rate members by the model of Bradley and Terry (1952).
 
-    (i, j) and (j, i) are different games of the same two members. Each two get one drawn game more,
-    which keeps ratings finite if a member has won, or lost, every game.
+    (i, j) and (j, i) are different games of the same two members. Each pair gets one more game, a
+    draw, which keeps ratings finite if a member has won, or lost, every game.
 
     Args:
         scores: [S, S] mean scores of the row against the column, 1 for a win, 1/2 for a draw.

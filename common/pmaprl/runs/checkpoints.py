@@ -413,8 +413,8 @@ def read(
 
     Args:
         path: its folder.
-        like: arrays that the flags lead to. Nothing is read before names, shapes and types are
-            known to be theirs.
+        like: arrays with the names, shapes and types that the flags lead to. Nothing is read unless
+            the stored arrays have the same.
         only: beginnings of the names of arrays to return.
         optional: beginnings of the names of arrays that may be missing.
 
@@ -520,7 +520,7 @@ def _check_sizes(stored: dict[str, Any], like: Arrays | None, size_on_disk: int)
 
     Args:
         stored: orbax's metadata of all arrays that are to be read.
-        like: arrays that are wanted, all of which are known to fit; None: nothing is known.
+        like: the wanted arrays, which `_check_fit` has compared; None: it has not run.
         size_on_disk: bytes of the checkpoint's files, which are hardly compressed.
     """
     num_envs = None
@@ -628,7 +628,7 @@ def _is_return(value: Any) -> bool:
 
 @functools.cache
 def _hide_noise() -> None:
-    """Hide the tracebacks that orbax's threads and event loops print of errors that are raised."""
+    """Hide tracebacks that orbax's threads and event loops print: the errors are raised anyway."""
 
     def is_of_orbax(record: logging.LogRecord) -> bool:
         text = logging.Formatter().format(record)  # with the files of its traceback

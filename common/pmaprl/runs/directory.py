@@ -112,7 +112,7 @@ def suite_version(suite: str) -> dict[str, str]:
 def describe_shared(args: Any, script: str) -> dict[str, Any]:
     """Collect all that the processes of a run have in common, and that is known before JAX starts.
 
-    A process tells the others of its run by it from those of another run.
+    Processes compare it when they meet, and refuse a process of another run.
     """
     path = Path(script).resolve()
     code = {"algorithm": path.stem, "script_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}

@@ -80,7 +80,7 @@ def spread(values: np.ndarray, kind: Kind = "iqm") -> Interval | None:
 class Difference(NamedTuple):
     """Difference of values from those of a baseline."""
 
-    value: float  # estimate of the values, less that of the baseline
+    value: float  # estimate of the values, minus the estimate of the baseline
     interval: Interval | None  # 95%; None for too few seeds
     paired: bool  # True if both sides have the same seeds
     probability: float  # of improvement: that a seed of the values is above one of the baseline
@@ -142,7 +142,7 @@ def difference(
 
 
 def _improvement(values: np.ndarray, baseline: np.ndarray) -> np.ndarray:
-    """Share of pairs in which a value is above one of the baseline; ties are half.
+    """Share of pairs whose value is above their baseline value; a tie counts as half.
 
     Args:
         values: [S, R], in R resamples.
@@ -174,13 +174,13 @@ def mean_over_steps(steps: np.ndarray, values: np.ndarray, first: float, last: f
         The averages [S]; NaN for a curve that does not reach from `first` to `last`.
     """
     inside = (steps > first) & (steps < last)
-    at = np.concatenate([[first], steps[inside], [last]])
+    points = np.concatenate([[first], steps[inside], [last]])
     areas = []
     for curve in values:
-        known = np.isfinite(curve)
-        if known.any() and last > first:
-            y = np.interp(at, steps[known], curve[known], left=np.nan, right=np.nan)
-            areas.append(np.trapezoid(y, at) / (last - first))
+        is_finite = np.isfinite(curve)
+        if is_finite.any() and last > first:
+            y = np.interp(points, steps[is_finite], curve[is_finite], left=np.nan, right=np.nan)
+            areas.append(np.trapezoid(y, points) / (last - first))
         else:
             areas.append(np.nan)
     return np.array(areas)

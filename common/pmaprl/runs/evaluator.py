@@ -53,7 +53,7 @@ class Evaluations:
             setup: what is known of the run.
             saver: stores returns with the checkpoints.
             recorder: writes results into rows.
-            newest: the last evaluation before it, if there was one.
+            newest: the last evaluation of earlier invocations, if there was one.
             beside: plays beside the training. None: the devices play between two chunks.
         """
         self._setup = setup
@@ -106,7 +106,7 @@ class Evaluations:
         with self._clock.timed("eval"):
             if self.beside:
                 self.beside.begin(step, played)
-            else:  # it belongs to this step's row and checkpoint
+            else:  # the evaluation belongs to this step's row and checkpoint
                 episodes = episodes_of(played, self._args)
                 if fault := fault_of(episodes):
                     why = f"{self._setup.env_name} {fault}"

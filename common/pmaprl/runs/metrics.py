@@ -196,7 +196,7 @@ def read(path: Path) -> Iterator[Row]:
     Lines that are no rows, or that a crash has cut off, are left out.
 
     Raises:
-        UsageError: the file is none of a run, see `stored.py`.
+        UsageError: the file cannot be one of a run, see `stored.py`.
     """
     if not os.path.lexists(path):
         return

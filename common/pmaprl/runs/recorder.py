@@ -32,9 +32,9 @@ class Chunk:
 
     def add(self, last_step: int, read: Callable[[], Outcome]) -> None:
         """Add a dispatched call up to a step, and wait for the call before it."""
-        known = self.outcome
+        earlier = self.outcome
         self.last_step = last_step
-        self._read = cache(lambda: known.followed_by(read()))
+        self._read = cache(lambda: earlier.followed_by(read()))
 
     @property
     def outcome(self) -> Outcome:
@@ -43,7 +43,7 @@ class Chunk:
 
     @property
     def broken(self) -> dict[int, tuple[int, str]]:
-        """(index of the update, metric) of the first number that was not finite, by agent."""
+        """First number that was not finite, by agent: (index of the update, name of the metric)."""
         first = {}
         for name, indices in self.outcome.broken.items():
             for agent, index in enumerate(indices):
@@ -214,8 +214,8 @@ class Recorder:
         advice = "look at the environment's rewards, observations and masks, or take smaller steps"
         if name == IN_BOUNDS:
             advice = (
-                "bytes are outside of the bounds of their space: mend those, or say the "
-                "largest by --byte-max"
+                "bytes are outside of the bounds of their space: correct the bounds, or name the "
+                "largest byte by --byte-max"
             )
         if name == IN_SPACE:
             advice = f"an observation {OUTSIDE}"

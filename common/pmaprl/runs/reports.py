@@ -37,8 +37,8 @@ class TrainResult:
 
     def __repr__(self) -> str:
         returns = self.evaluation.get("eval/return_mean")
-        told = f"{self.status!r}, env_steps={self.env_steps}, return_mean={returns}"
-        return f"TrainResult(status={told}, run_dir={str(self.run_dir)!r})"
+        fields = f"{self.status!r}, env_steps={self.env_steps}, return_mean={returns}"
+        return f"TrainResult(status={fields}, run_dir={str(self.run_dir)!r})"
 
 
 def header(run: Any, env: str, notes: dict[str, str], changes: list[str]) -> str:
@@ -121,8 +121,8 @@ def footer(run: Any, record: dict[str, Any], more: list[str]) -> str:
         lines = _seeds(run, newest, when)
     best_step, best_returns = run.saver.checkpoints.best()
     best = overall(best_returns, args.is_population)
-    now = overall(newest.returns, args.is_population)
-    if newest.returns and best_step < newest.step and best > now:
+    newest_return = overall(newest.returns, args.is_population)
+    if newest.returns and best_step < newest.step and best > newest_return:
         play = f"python -m pmaprl.play {shlex.quote(str(run.dir))} --step {best_step}"
         lines.append(f"better   return {brief(best)} at step {best_step:,}: {play}")
     lines.append(f"saved    {record['checkpoint'] or 'nothing yet'}")

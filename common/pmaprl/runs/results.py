@@ -34,7 +34,7 @@ def result_at(run_dir: Path, step: int) -> dict[str, Any]:
         The content; {} if it is of another step, or missing.
 
     Raises:
-        UsageError: an evaluation in it is not of numbers.
+        UsageError: a metric of the evaluation in it has something that is no number.
     """
     record = read_json(run_dir, RESULT)
     if not isinstance(record, dict) or record.get("env_steps") != step:
@@ -90,7 +90,7 @@ def stored_evaluation(run_dir: Path, step: int, count: int = 1) -> EvaluationRes
         count: number of agents.
 
     Raises:
-        UsageError: it is no evaluation of so many agents.
+        UsageError: the stored evaluation is not one of `count` agents.
     """
     record = result_at(run_dir, step)
     evaluation = {}

@@ -170,7 +170,7 @@ class Run:
             nothing is compiled.
         """
         loaded = self._loaded
-        self._loaded = {}  # they stay in memory no longer
+        self._loaded = {}  # frees the memory
         if self._has_ended and (self.steps >= self._end or self.evaluations.goal_reached):
             return None, self._programs.update
         self.console.say("compiling ...")
@@ -274,7 +274,8 @@ class Run:
             state: the state at this step.
             evaluate: an evaluation is due.
             save: a checkpoint is due.
-            goes_on: more updates follow, so only begin with both, if copies fit on the devices.
+            goes_on: more updates follow: only begin to evaluate and save, if copies fit on the
+                devices.
         """
         evaluate = evaluate and not self.args.benchmark and self.evaluations.is_due(self.steps)
         save = save and self.saver.is_due(self.steps)

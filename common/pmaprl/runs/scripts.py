@@ -23,19 +23,19 @@ def remember(script: Path) -> None:
     if path.parent == ALGOS:
         return
     entry = [str(path), _digest(path)]
-    others = [other for other in _known() if other != entry]
+    older = [other for other in _known() if other != entry]
     with suppress(OSError):
         folder = cache_directory()
         folder.mkdir(parents=True, exist_ok=True)
         with in_one_step(folder / NAME) as temporary:
-            temporary.write_text(json.dumps([*others, entry][-MOST:]))
+            temporary.write_text(json.dumps([*older, entry][-MOST:]))
 
 
 def may_be_imported(path: Path) -> bool:
     """Tell if a run directory may name a file: one of the kit, or one that the user has run.
 
-    A file that has changed since it was run is another one. No file is read that was never run:
-    what a stranger names may be endless.
+    A file that has changed since it was run does not count. A file that was never run is not even
+    read: a stranger may name an endless one.
 
     Args:
         path: resolved path.

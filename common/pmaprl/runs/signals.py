@@ -70,7 +70,7 @@ class Interruption:
         return self._of_all
 
     def go_on(self) -> None:
-        """Raise KeyboardInterrupt or SystemExit if there was a signal, as it would have done."""
+        """Raise the KeyboardInterrupt or SystemExit of a signal that was received, if any."""
         number = self._of_all or self.here
         if number == signal.SIGINT:
             raise KeyboardInterrupt

@@ -1,6 +1,6 @@
 """gymnasium's environments: `gymnasium:CartPole-v1`.
 
-The name `gymnasium:module:id` is that of an environment that an own module registers.
+`gymnasium:module:id` names an environment that a module of the user registers.
 """
 
 from collections.abc import Mapping

@@ -38,7 +38,7 @@ class State(NamedTuple):
 class SuiteEnv(Env):
     """One of pgx's games, on a seat that is drawn for each episode.
 
-    A step is our move and those of the others.
+    A step is our move and the moves of the other players.
     """
 
     _opponent: Callable | None = None

@@ -26,7 +26,7 @@ def ids() -> list[str]:
 class SuiteEnv(Env):
     """One of playground's environments, with a time limit.
 
-    A step is `action_repeat` of its own steps, which are what the limit counts.
+    A step is `action_repeat` of its own steps; the limit counts its own steps.
     """
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):

@@ -16,7 +16,7 @@ def ids() -> list[str]:
 
 
 class SuiteEnv(gymnax.SuiteEnv):
-    """One of gymnax's environments, of whose observations only some numbers are shown."""
+    """One of gymnax's environments, which shows only some numbers of its observations."""
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
         whole = env_id.removeprefix(PARTIAL)

@@ -1,7 +1,7 @@
 """Pictures of gymnax's classic control, and of environments that are derived from it.
 
-Neither a display is needed, nor pygame, which gymnax's own pictures need. Angles and places are
-those of the states.
+They need no display, and no pygame as gymnax's own pictures do. Angles and places are taken from
+the states.
 """
 
 import math

@@ -29,7 +29,8 @@ from pmaprl.device.collectives import in_one_order
 from pmaprl.device.drivers import Driver, off_policy, on_policy
 from pmaprl.device.interface import OffPolicy
 from pmaprl.device.programs import Programs, for_seeds
-from pmaprl.device.sharding import AXIS, TrainState, arrays_of, key_data
+from pmaprl.device.sharding import AXIS
+from pmaprl.device.state import TrainState, arrays_of, key_data
 from pmaprl.envs.custom import wrap
 from pmaprl.envs.environment import Env
 from pmaprl.envs.registry import make

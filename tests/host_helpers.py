@@ -12,7 +12,8 @@ from helpers import metric_rows
 from pmaprl.actors.actor import inspect_env
 from pmaprl.actors.host_drivers import host_driver
 from pmaprl.actors.threads import HostRollout
-from pmaprl.device.sharding import AXIS, to_host
+from pmaprl.device.sharding import AXIS
+from pmaprl.device.state import to_host
 from pmaprl.runs.run import Run
 
 TOYS = "gymnasium:host_toys:"

@@ -34,7 +34,7 @@ from pmaprl.actors.host_drivers import as_rollout
 from pmaprl.actors.threads import Collected, HostRollout, Slot
 from pmaprl.cli.errors import TrainingError
 from pmaprl.device.evaluation import Episodes
-from pmaprl.device.sharding import TrainState
+from pmaprl.device.state import TrainState
 from pmaprl.policy import load_policy
 from pmaprl.runs.run import Run
 

@@ -23,19 +23,15 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.cli.errors import TrainingError, UsageError
 from pmaprl.cli.files import replacing
+from pmaprl.device.episodes import WINDOW, count_episodes, new_recent, new_tracker, recent_metrics
 from pmaprl.device.evaluation import Episodes, episode_keys, run_episodes
 from pmaprl.device.optim import update_if
 from pmaprl.device.programs import repeat_updates
 from pmaprl.device.statistics import (
-    WINDOW,
     MetricSums,
     across_devices,
-    count_episodes,
     mean_metrics_over_devices,
-    new_recent,
-    new_tracker,
     over_steps,
-    recent_metrics,
 )
 from pmaprl.envs.environment import DEFAULT_HORIZON, Step
 from pmaprl.envs.spaces import Box

@@ -27,8 +27,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.actors.actor import inspect_env
 from pmaprl.cli.errors import UsageError
-from pmaprl.device.rollout import action_noise, keys_of_steps, new_starts, split_keys, step_envs
-from pmaprl.device.sharding import flatten, key_data, to_devices, to_host, unflatten
+from pmaprl.device.keys import action_noise, split_keys
+from pmaprl.device.rollout import keys_of_steps, new_starts, step_envs
+from pmaprl.device.state import flatten, key_data, to_devices, to_host, unflatten
 from pmaprl.envs import spaces
 from pmaprl.envs.bytes import IN_BOUNDS, describe_bytes, spec_with_byte_max
 from pmaprl.envs.custom import wrap

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.cli.errors import UsageError
 from pmaprl.device.rollout import step_envs
-from pmaprl.device.sharding import to_host
+from pmaprl.device.state import to_host
 from pmaprl.envs.masks import legal_actions
 from pmaprl.envs.registry import make
 from pmaprl.envs.spaces import sample

@@ -41,8 +41,10 @@ from numpy.testing import assert_array_equal
 from pmaprl.cli.device_flags import block_width
 from pmaprl.cli.env_flags import as_flags
 from pmaprl.device.agents import acting_part
-from pmaprl.device.rollout import minibatch_indices, rollout_keys
-from pmaprl.device.sharding import arrays_of, global_ids, to_host
+from pmaprl.device.keys import rollout_keys
+from pmaprl.device.minibatches import minibatch_indices
+from pmaprl.device.sharding import global_ids
+from pmaprl.device.state import arrays_of, to_host
 from pmaprl.envs.variation import run_env
 
 EASY = {"normalize_obs": True, "decorrelate": True, "lr_schedule": "kl-adaptive"}

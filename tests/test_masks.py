@@ -36,9 +36,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pmaprl.cli.errors import FailedEnvError, TrainingError
 from pmaprl.device.agents import PolicyInput, with_memory
 from pmaprl.device.evaluation import play_episodes
+from pmaprl.device.keys import action_noise
 from pmaprl.device.optim import hparams_of
-from pmaprl.device.rollout import action_noise, reset_mid_episode
-from pmaprl.device.sharding import key_data
+from pmaprl.device.rollout import reset_mid_episode
+from pmaprl.device.state import key_data
 from pmaprl.envs.custom import wrap
 from pmaprl.envs.masks import MASK, check_legal
 from pmaprl.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, batch_shape, flat_size, sample

@@ -15,8 +15,8 @@ from numpy.testing import assert_allclose
 
 from pmaprl.device import drivers
 from pmaprl.device.interface import OnPolicy
+from pmaprl.device.keys import keys_of
 from pmaprl.device.opponents import draw_own_components, of_other_member
-from pmaprl.device.rollout import keys_of
 from pmaprl.device.sharding import AXIS, MEMBERS
 from pmaprl.envs.environment import Env, Step
 from pmaprl.envs.masks import legal_actions

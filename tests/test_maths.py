@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.device.agents import PolicyInput
 from pmaprl.device.interface import Rollout
+from pmaprl.device.keys import action_noise
 from pmaprl.device.optim import (
     AdamState,
     adapt_learning_rate,
@@ -20,7 +21,6 @@ from pmaprl.device.optim import (
     hparams_of,
     run_epochs,
 )
-from pmaprl.device.rollout import action_noise
 from pmaprl.device.sharding import AXIS
 from pmaprl.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from pmaprl.nets import QHead, epsilon_greedy

@@ -19,10 +19,10 @@ from helpers import (
 )
 
 from pmaprl.cli.population_flags import PbtArgs, Rules
+from pmaprl.device.episodes import WINDOW, Episodes, RecentEpisodes
 from pmaprl.device.interface import RunState
 from pmaprl.device.population import SOURCE, evolve, exchange, objective_of
-from pmaprl.device.sharding import TrainState
-from pmaprl.device.statistics import WINDOW, Episodes, RecentEpisodes
+from pmaprl.device.state import TrainState
 from pmaprl.drawing.figures import lineage
 from pmaprl.envs.registry import make
 

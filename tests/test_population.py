@@ -14,7 +14,7 @@ from pmaprl.cli.errors import UsageError
 from pmaprl.compare import Args as CompareArgs
 from pmaprl.compare import compare
 from pmaprl.device.programs import for_seeds, over_devices
-from pmaprl.device.sharding import arrays_of
+from pmaprl.device.state import arrays_of
 from pmaprl.envs.registry import make
 from pmaprl.machine.devices import check_fits
 from pmaprl.policy import load_policy

@@ -27,7 +27,7 @@ from pmaprl.device.drivers import with_returns
 from pmaprl.device.interface import Actors, Transition
 from pmaprl.device.programs import over_devices
 from pmaprl.device.replay import Replay, new_replay
-from pmaprl.device.sharding import to_devices, to_host
+from pmaprl.device.state import to_devices, to_host
 from pmaprl.nets.distributions import SquashedNormal
 
 

@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from test_envs import OFFLINE_IDS
 
 from pmaprl.device.programs import over_devices
-from pmaprl.device.sharding import arrays_of, flatten, key_data, unflatten
+from pmaprl.device.state import arrays_of, flatten, key_data, unflatten
 from pmaprl.envs.registry import make
 from pmaprl.envs.spaces import MultiDiscrete, sample
 

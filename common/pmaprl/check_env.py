@@ -50,8 +50,8 @@ import jax
 import numpy as np
 
 from pmaprl.cli.env_flags import is_custom, steps_on_host
+from pmaprl.device.keys import split_keys
 from pmaprl.device.programs import set_up_cache
-from pmaprl.device.rollout import split_keys
 from pmaprl.drawing.pictures import fitting
 from pmaprl.envs import spaces
 from pmaprl.envs.environment import Env, channels_in_front

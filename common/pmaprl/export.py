@@ -35,7 +35,7 @@ import jax
 import jax.export
 
 from pmaprl.device.agents import PolicyInput
-from pmaprl.device.sharding import by_name
+from pmaprl.device.state import by_name
 from pmaprl.envs.suite_tools import import_package, readable_errors
 from pmaprl.export_check import Checked, check_file
 from pmaprl.policies.policy import Policy

@@ -13,7 +13,7 @@ import jax.export
 import numpy as np
 
 from pmaprl.cli.errors import UsageError
-from pmaprl.device.sharding import by_name
+from pmaprl.device.state import by_name
 from pmaprl.envs.masks import is_mask
 from pmaprl.envs.spaces import Box, Leaf, Space, as_tree, choices_of, leaves
 from pmaprl.envs.suite_tools import import_package, reason

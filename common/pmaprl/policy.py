@@ -33,7 +33,7 @@ from pmaprl.cli.errors import UsageError, printable
 from pmaprl.cli.files import ROOT, is_run, read_config
 from pmaprl.cli.run_flags import ONE_TIME
 from pmaprl.device.optim import hparams_of
-from pmaprl.device.sharding import flatten, unflatten
+from pmaprl.device.state import flatten, unflatten
 from pmaprl.envs.differences import spec_of_run
 from pmaprl.envs.spaces import EnvSpec
 from pmaprl.machine.devices import check_settings, start_jax

@@ -14,7 +14,7 @@ from pmaprl.actors.threads import POLL_INTERVAL, Worker
 from pmaprl.cli.errors import TrainingError
 from pmaprl.cli.host_flags import HostEnvArgs
 from pmaprl.device.agents import Player
-from pmaprl.device.statistics import Episodes
+from pmaprl.device.episodes import Episodes
 from pmaprl.drawing.episodes import RecordedEnvs, Recording
 from pmaprl.envs.host import evaluation_params
 from pmaprl.envs.registry import make_host

@@ -20,7 +20,8 @@ from pmaprl.cli.host_flags import FlagsByPlace
 from pmaprl.device.collectives import in_one_order
 from pmaprl.device.programs import Programs, for_seeds, over_devices
 from pmaprl.device.replay import describe_replay
-from pmaprl.device.sharding import AXIS, arrays_of, to_host
+from pmaprl.device.sharding import AXIS
+from pmaprl.device.state import arrays_of, to_host
 from pmaprl.drawing.figures import draw_curve, draw_population
 from pmaprl.envs.bytes import describe_bytes
 from pmaprl.envs.custom import wrap

@@ -42,9 +42,10 @@ from pmaprl.actors.threads import (
 )
 from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
 from pmaprl.device.agents import ArrayT, PolicyInput
+from pmaprl.device.episodes import WINDOW
 from pmaprl.device.interface import RunState
 from pmaprl.device.outcome import Outcome
-from pmaprl.device.statistics import WINDOW, MetricSums, OptionalMetric
+from pmaprl.device.statistics import MetricSums, OptionalMetric
 from pmaprl.envs.suite_tools import reason
 from pmaprl.machine import multihost
 from pmaprl.machine.devices import Device

@@ -21,16 +21,12 @@ from pmaprl.device.interface import (
     Transition,
     UpdateContext,
 )
+from pmaprl.device.keys import OTHER_STREAM, action_noise, ids_in_process, ids_over_processes
+from pmaprl.device.minibatches import minibatch_indices
 from pmaprl.device.optim import apply_schedules, global_norm, hparams_of
 from pmaprl.device.replay import Replay, example_transition, new_replay
-from pmaprl.device.rollout import (
-    OTHER_STREAM,
-    action_noise,
-    ids_in_process,
-    ids_over_processes,
-    minibatch_indices,
-)
-from pmaprl.device.sharding import AXIS, TrainState
+from pmaprl.device.sharding import AXIS
+from pmaprl.device.state import TrainState
 from pmaprl.device.statistics import MetricSums, mean_metrics_over_devices
 from pmaprl.envs.host import begins
 from pmaprl.envs.masks import to_env

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pmaprl.device.agents import PolicyInput, with_memory
+from pmaprl.device.episodes import count_episodes, new_recent, new_tracker
 from pmaprl.device.interface import (
     Actors,
     GradientContext,
@@ -19,31 +20,22 @@ from pmaprl.device.interface import (
     Transition,
     UpdateContext,
 )
+from pmaprl.device.keys import OTHER_STREAM, action_noise, keys_of, rollout_keys, split_keys
 from pmaprl.device.loops import Packed, repeat
+from pmaprl.device.minibatches import minibatch_indices
 from pmaprl.device.opponents import draw_own_components, init_pool, sample_opponent, update_pool
 from pmaprl.device.optim import apply_schedules, global_norm, hparams_of
 from pmaprl.device.replay import example_transition, new_replay
 from pmaprl.device.rollout import (
-    OTHER_STREAM,
-    action_noise,
-    keys_of,
     keys_of_steps,
-    minibatch_indices,
     new_starts,
     reset_mid_episode,
     resets_of_steps,
-    rollout_keys,
-    split_keys,
     step_envs,
 )
-from pmaprl.device.sharding import AXIS, TrainState, flat_pmean, same_for_all_seeds
-from pmaprl.device.statistics import (
-    MetricSums,
-    count_episodes,
-    mean_metrics_over_devices,
-    new_recent,
-    new_tracker,
-)
+from pmaprl.device.sharding import AXIS, flat_pmean, same_for_all_seeds
+from pmaprl.device.state import TrainState
+from pmaprl.device.statistics import MetricSums, mean_metrics_over_devices
 from pmaprl.envs.environment import Env, Step
 from pmaprl.envs.masks import is_mask, legal_actions, legal_metrics, to_env, uniform_action
 from pmaprl.envs.ranges import range_metrics

@@ -8,8 +8,9 @@ import numpy as np
 from jax import Array
 
 from pmaprl.device.agents import Player, PolicyInput
-from pmaprl.device.rollout import keys_of, step_envs
-from pmaprl.device.statistics import Episodes
+from pmaprl.device.episodes import Episodes
+from pmaprl.device.keys import keys_of
+from pmaprl.device.rollout import step_envs
 from pmaprl.envs.environment import Env
 from pmaprl.envs.masks import NO_LEGAL_ACTION, nothing_legal
 from pmaprl.envs.ranges import OUTSIDE, in_space

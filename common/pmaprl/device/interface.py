@@ -18,8 +18,8 @@ from flax import struct
 from jax import Array
 
 from pmaprl.device.agents import PolicyInput
+from pmaprl.device.episodes import Episodes, RecentEpisodes
 from pmaprl.device.rollout import compute_where
-from pmaprl.device.statistics import Episodes, RecentEpisodes
 from pmaprl.machine.devices import size_of
 
 # Bytes of a final observation with the policy's memory, up to which an accelerator values all steps

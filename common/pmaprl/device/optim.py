@@ -17,7 +17,7 @@ from pmaprl.device.loops import Packed, zeros_of
 from pmaprl.device.loops import unrolled_scan as unrolled_scan  # for algorithms
 from pmaprl.device.sharding import AXIS
 from pmaprl.device.statistics import Metrics, OptionalMetric, across_devices, over_steps
-from pmaprl.device.statistics import Reports as Reports  # for algorithms
+from pmaprl.device.statistics import Reports as Reports
 
 
 class AdamState(struct.PyTreeNode):

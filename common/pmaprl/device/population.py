@@ -15,11 +15,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from pmaprl.cli.population_flags import PbtArgs, Rules
+from pmaprl.device.episodes import WINDOW
 from pmaprl.device.interface import RunState
+from pmaprl.device.keys import OTHER_STREAM
 from pmaprl.device.optim import all_finite
-from pmaprl.device.rollout import OTHER_STREAM
-from pmaprl.device.sharding import GROUPS, TrainState, gathered, global_ids, key_data, with_keys
-from pmaprl.device.statistics import WINDOW, Metrics
+from pmaprl.device.sharding import GROUPS, gathered, global_ids
+from pmaprl.device.state import TrainState, key_data, with_keys
+from pmaprl.device.statistics import Metrics
 
 SOURCE = "pbt/source"  # metric: index of the member whose weights a member has now
 OBJECTIVE = "pbt/objective"  # metric by which members are sorted; -inf without episodes

@@ -20,14 +20,16 @@ from pmaprl.cli.run_flags import Members
 from pmaprl.device.agents import Player
 from pmaprl.device.collectives import in_one_order
 from pmaprl.device.drivers import off_policy, on_policy
+from pmaprl.device.episodes import recent_metrics
 from pmaprl.device.evaluation import Episodes, run_episodes
 from pmaprl.device.interface import OffPolicy, OnPolicy
 from pmaprl.device.loops import repeat
 from pmaprl.device.optim import all_finite
 from pmaprl.device.outcome import Columns
 from pmaprl.device.population import evolve
-from pmaprl.device.sharding import AXIS, GROUPS, TrainState, over_seeds, sharding_of_members
-from pmaprl.device.statistics import Layout, MetricSums, recent_metrics
+from pmaprl.device.sharding import AXIS, GROUPS, over_seeds, sharding_of_members
+from pmaprl.device.state import TrainState
+from pmaprl.device.statistics import Layout, MetricSums
 from pmaprl.envs.environment import Env
 from pmaprl.machine import multihost
 from pmaprl.machine.devices import Device

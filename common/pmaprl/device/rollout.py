@@ -1,4 +1,4 @@
-"""Many environments side by side: steps, resets, and keys and minibatches by global index."""
+"""Many environments side by side: steps and resets."""
 
 import math
 from collections.abc import Callable
@@ -8,14 +8,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pmaprl.cli.device_flags import block_width
-from pmaprl.device.sharding import AXIS, gathered, global_ids
+from pmaprl.device.keys import keys_of, split_keys
+from pmaprl.device.sharding import AXIS, gathered
 from pmaprl.envs.environment import DEFAULT_HORIZON, Env, Step, select
 from pmaprl.envs.masks import legal_actions
-from pmaprl.envs.spaces import Box, Space, keys_of_parts, map_leaves, sample
+from pmaprl.envs.spaces import sample
 from pmaprl.machine.devices import size_of
 
 ResetPool = tuple[Any, Any]
+
+
 """Observations and states at the beginning of episodes, arrays [R, ...]."""
 
 
@@ -188,143 +190,3 @@ def compute_where(
         return values, missing.at[index].set(False, mode="drop")
 
     return jax.lax.while_loop(lambda carry: jnp.any(carry[1]), fill_some, (values, missing))[0]
-
-
-OTHER_STREAM = 2**31  # folded into a key for numbers that belong to no update and no epoch
-
-
-def keys_of(key: Array, local: int) -> Array:
-    """Derive a key for each of this device's items, [local], from `key` and its global index."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, global_ids(local))
-
-
-def ids_in_process(local: int, processes: int) -> Array:
-    """Indices [local] of this device's items among the items of its process.
-
-    Each of the `processes` has as many devices.
-    """
-    return global_ids(local) % (local * (jax.lax.axis_size(AXIS) // processes))
-
-
-def ids_over_processes(count: int, processes: int) -> Array:
-    """Indices [count] of a process's items among the items of all processes."""
-    devices = jax.lax.axis_size(AXIS) // processes
-    return jax.lax.axis_index(AXIS) // devices * count + jnp.arange(count)
-
-
-def split_keys(keys: Array, num: int) -> tuple[Array, ...]:
-    """Split each key of an array of any shape into `num` keys.
-
-    Returns:
-        `num` arrays of that shape.
-    """
-    split = jax.vmap(lambda key: jax.random.split(key, num))(keys.ravel())  # [keys, num]
-    return tuple(split[:, i].reshape(keys.shape) for i in range(num))
-
-
-def rollout_keys(
-    key: Array,
-    num_steps: int,
-    num_envs: int,
-) -> Array:
-    """Derive a key for every step and each of this device's environments, [T, N]."""
-    step_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_steps))
-    return jax.vmap(keys_of, (0, None))(step_keys, num_envs)
-
-
-def action_noise(
-    key: Array,
-    space: Space,
-    batch: tuple[int, ...] = (),
-) -> Any:
-    """Draw the noise [*batch, ...] that `Distribution.sample` needs.
-
-    It is standard normal for a Box, and uniform for each component of other actions.
-    """
-
-    def noise(leaf, key):
-        if isinstance(leaf, Box):
-            return jax.random.normal(key, (*batch, math.prod(leaf.shape)))
-        return categorical_noise(key, (*batch, len(leaf.nvec)))
-
-    return map_leaves(noise, space, keys_of_parts(key, space))
-
-
-def categorical_noise(key: Array, shape: tuple[int, ...]) -> Array:
-    """Uniform numbers in (0, 1).
-
-    They are never 0, which would pick a first choice of probability 0.
-    """
-    return jax.random.uniform(key, shape, minval=2**-24)
-
-
-def minibatch_indices(
-    key: Array,
-    num_steps: int,
-    num_envs: int,
-    update_epochs: int,
-    num_minibatches: int,
-    processes: int = 1,
-) -> Array:
-    """Assign the samples of this device to minibatches.
-
-    Blocks of `block_width` neighbouring environments are permuted with their own keys and split
-    evenly over the minibatches. Blocks never cross devices, so every minibatch holds the same
-    samples on any number of devices.
-
-    Args:
-        key: the update's key. Several processes have a key each.
-        num_steps: steps T of the rollout.
-        num_envs: environments N of this device.
-        update_epochs: epochs E.
-        num_minibatches: minibatches M of an epoch.
-        processes: number of processes, each of which numbers its own blocks.
-
-    Returns:
-        [E, M, T * N / M] indices into samples that are flattened from [T, N].
-    """
-    width = block_width(num_steps, num_minibatches)
-    size = num_steps * width  # samples of a block
-    blocks = num_envs // width  # blocks of this device
-
-    def shuffle(epoch, block_id):
-        order_key = jax.random.fold_in(jax.random.fold_in(key, epoch), block_id)
-        # No epoch has a negative number
-        label_key = jax.random.fold_in(jax.random.fold_in(key, -1 - epoch), block_id)
-        return random_order(order_key, label_key, size)
-
-    over_blocks = jax.vmap(shuffle, (None, 0))
-    over_epochs = jax.vmap(over_blocks, (0, None))
-    epochs = jnp.arange(update_epochs)
-    order = over_epochs(epochs, ids_in_process(blocks, processes))  # [E, blocks, size]
-    step = order // width
-    env = order % width + width * jnp.arange(blocks)[:, None]
-    index = step * num_envs + env
-    split = index.reshape(update_epochs, blocks, num_minibatches, -1)
-    return jnp.swapaxes(split, 1, 2).reshape(update_epochs, num_minibatches, -1)
-
-
-def random_order(
-    key: Array,
-    label_key: Array,
-    size: int,
-) -> Array:
-    """Permute the numbers below `size`, [size].
-
-    This sorts single numbers, four times faster than `argsort`: random bits, and in the low bits a
-    label, by which a number is found again. Of many random bits some are equal. Labels that grow
-    with the numbers would leave those in the order of time, so number i has label a * i + b modulo
-    a power of two, with a random b and a random odd a.
-    """
-    label_bits = jnp.uint32(2 ** (size - 1).bit_length() - 1)
-    factor, offset = jax.random.bits(label_key, (2,))
-    factor |= 1
-    labels = factor * jnp.arange(size, dtype=jnp.uint32) + offset
-    high_bits = jax.random.bits(key, (size,)) & ~label_bits
-    order = jnp.sort(high_bits | (labels & label_bits))
-    # The inverse of `factor` modulo 2**32 is right in its lowest three bits at first, and after
-    # each of Newton's steps in twice as many
-    inverse = factor
-    for _ in range(4):
-        inverse *= 2 - factor * inverse
-    return ((order - offset) * inverse & label_bits).astype(jnp.int32)

@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw
 from pmaprl.cli.files import check_target, replacing
 from pmaprl.device.agents import Player, PolicyInput
 from pmaprl.device.evaluation import episode_keys
-from pmaprl.device.sharding import key_data
+from pmaprl.device.state import key_data
 from pmaprl.drawing.pictures import INK, PAPER, Paint, below, fitting, font, grid
 from pmaprl.drawing.tracks import groups_of, paint_tracks
 from pmaprl.envs import spaces

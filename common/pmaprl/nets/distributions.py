@@ -18,7 +18,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from pmaprl.device.rollout import categorical_noise
+from pmaprl.device.keys import categorical_noise
 from pmaprl.envs import spaces
 from pmaprl.envs.masks import MASK, action_scale, legal_actions, to_units, with_a_choice
 from pmaprl.envs.spaces import (

@@ -29,7 +29,7 @@ import numpy as np
 from pmaprl.cli.errors import TrainingError, UsageError
 from pmaprl.cli.files import write_json
 from pmaprl.cli.stored import SMALL, entries_of, read_json, refuse_link, size_of_tree
-from pmaprl.device.sharding import Arrays
+from pmaprl.device.state import Arrays
 from pmaprl.envs.suite_tools import reason
 from pmaprl.machine import multihost
 

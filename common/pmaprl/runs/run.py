@@ -25,7 +25,7 @@ from pmaprl.cli.files import write_json
 from pmaprl.device.evaluation import SEED
 from pmaprl.device.outcome import Outcome
 from pmaprl.device.programs import Programs, compile_together
-from pmaprl.device.sharding import copied, host_like, place, to_host
+from pmaprl.device.state import copied, host_like, place, to_host
 from pmaprl.machine import multihost
 from pmaprl.runs import reports, results
 from pmaprl.runs.directory import check_shared, claim_directory

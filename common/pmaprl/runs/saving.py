@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pmaprl.cli.errors import TrainingError, UsageError
 from pmaprl.cli.files import read_config
 from pmaprl.cli.run_flags import ONE_TIME, differences
-from pmaprl.device.sharding import Arrays, copied, flatten, to_host, unflatten
+from pmaprl.device.state import Arrays, copied, flatten, to_host, unflatten
 from pmaprl.machine import multihost
 from pmaprl.runs.checkpoints import FOLDER, Checkpoints, Mismatch, sha256
 from pmaprl.runs.console import Console

@@ -357,12 +357,13 @@ class OracleQ(nn.Module):
 
     args: pqn.Args
     env: object
+    num_actions: int
 
     @nn.compact
     def __call__(self, obs, first, memory):
         self.param("unused", nn.initializers.zeros, ())
         numbers = 100 * obs[..., :1] + obs[..., 1:]
-        return jnp.repeat(numbers, 3, axis=-1), memory
+        return jnp.repeat(numbers, self.num_actions, axis=-1), memory
 
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.slow)])

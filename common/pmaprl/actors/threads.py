@@ -98,7 +98,7 @@ class Worker:
         self.envs = envs
         self.ended = False  # set by others
         self.result = Future()  # result of its work
-        self._note("start")  # which lasts until the work begins
+        self._note("start")  # `run` restarts the clock of this phase
 
     def run(self, work: Callable[[], Any]) -> None:
         """Do `work` in the thread; its value or error becomes the `result`."""
@@ -208,20 +208,8 @@ class HostRollout(NamedTuple, Generic[ArrayT]):
     def of(
         cls, steps: RolloutStep[ArrayT], obs: Any, first: ArrayT, memory: Any
     ) -> "HostRollout[ArrayT]":
-        """Make a rollout of steps [T, N, ...] and the arrays that are not one per step."""
-        return cls(
-            obs=obs,
-            action=steps.action,
-            extras=steps.extras,
-            reward=steps.reward,
-            terminated=steps.terminated,
-            truncated=steps.truncated,
-            valid=steps.valid,
-            version=steps.version,
-            final_obs=steps.final_obs,
-            first=first,
-            memory=memory,
-        )
+        """Make a rollout of steps [T, N, ...], with the arrays that have another length."""
+        return cls(**steps._asdict(), obs=obs, first=first, memory=memory)
 
 
 class Collected(NamedTuple):

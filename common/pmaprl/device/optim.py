@@ -409,8 +409,8 @@ def hparams_of(
         scheduled: values [] that schedules have changed. They come before all others.
 
     Returns:
-        All flags, by name; and `epsilon`, at the beginning of the run unless it is `scheduled`, if
-        flags describe it.
+        All flags, by name. If flags describe an epsilon, `epsilon` too: its initial value, or that
+        in `scheduled`.
     """
     initial = {"epsilon": epsilon_after(args, 0)} if hasattr(args, "epsilon_fraction") else {}
     return HParams(**{**vars(args), **initial, **(member_values or {}), **scheduled})

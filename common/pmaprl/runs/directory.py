@@ -157,9 +157,9 @@ def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, 
                 EnvSpec.from_json(theirs["env_spec"]), spec, when=("there", "here"), exact=True
             )
         )
-        told = "; ".join(filter(None, values))
-        if told:
-            raise UsageError(f"process {process} differs from process {this}: {told}")
+        problems = "; ".join(filter(None, values))
+        if problems:
+            raise UsageError(f"process {process} differs from process {this}: {problems}")
     if args.benchmark:
         if args.init_from:
             _check_source(args.init_from, config)
@@ -308,8 +308,8 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
     refused = differences(flags_then, flags_now, args.fixed)
     if refused:
         raise UsageError(f"{path} cannot go on with these flags: {'; '.join(refused)}")
-    now = EnvSpec.from_json(config["env_spec"])
-    found = difference_from_run(path, stored, now)
+    spec_now = EnvSpec.from_json(config["env_spec"])
+    found = difference_from_run(path, stored, spec_now)
     if found and not _is_untrained(path):
         found = "; ".join([*differences(flags_then, flags_now, NAMING), found])
         raise UsageError(
@@ -321,8 +321,8 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
         changes.append(
             f"{flag_of(name)}: {brief_value(stored['args'][name])} then, no flag of this file now"
         )
-    # Networks see nothing of it, but it may be a slip
-    hidden = difference_from_run(path, stored, now, exact=True)
+    # Networks do not see this difference, but it may be a slip
+    hidden = difference_from_run(path, stored, spec_now, exact=True)
     changes += [hidden] if hidden else []
     suite_of_env, _ = split_name(args.env)
     versions_then = stored.get("versions", {})

@@ -267,7 +267,7 @@ class _Mujoco:
 
     @contextmanager
     def silent(self):
-        """Say no warnings inside, nor the same ones afterwards."""
+        """Say no warning inside, and none of these later."""
         self._is_silent = True
         try:
             yield
@@ -291,7 +291,7 @@ def make(mask: str, env_id: str, **arguments: Any) -> gymnasium.Env:
 
 
 def _is_of_mujoco(env_id: str) -> bool:
-    """True if an environment, perhaps one that an own module registers, is of MuJoCo."""
+    """True for an environment of MuJoCo, also for one that a module of the user registers."""
     module, _, name = env_id.rpartition(":")
     with suppress(ImportError):  # gymnasium says what is missing
         if module:

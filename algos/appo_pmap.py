@@ -47,7 +47,7 @@ class Args(ActorArgs):
     max_policy_lag: CountOrZero = 0
     """Updates by which a step's policy may be stale before the step is left out; 0: no limit."""
 
-    # optimiser
+    # optimizer
     num_epochs: Count = 4
     """Passes over the batch per update."""
     num_minibatches: Count = 4
@@ -188,7 +188,7 @@ Metrics = dict[str, jax.Array]
 
 
 class Learner(struct.PyTreeNode):
-    """Parameters, optimiser and normalisers, the same on every learner device."""
+    """Parameters, optimizer and normalisers, the same on every learner device."""
 
     params: Any
     opt_state: Any

@@ -49,7 +49,7 @@ class Args(OffPolicyArgs):
     """Fraction of the run over which the probability falls linearly from --epsilon-start to
     --epsilon-end."""
 
-    # optimiser
+    # optimizer
     learning_rate: Positive = 1e-3
     """Initial learning rate of Adam."""
     lr_schedule: Literal["linear", "constant"] = "linear"
@@ -177,7 +177,7 @@ Metrics = dict[str, jax.Array]
 
 
 class Learner(struct.PyTreeNode):
-    """Networks, optimiser and normaliser, the same on every device."""
+    """Networks, optimizer and normaliser, the same on every device."""
 
     params: Any
     target_params: Any  # copy of `params` that follows them slowly or at intervals

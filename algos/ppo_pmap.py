@@ -40,7 +40,7 @@ class Args(OnPolicyArgs):
     gae_lambda: Discount = 0.95
     """Lambda of generalized advantage estimation (GAE); 0: one-step TD, 1: Monte Carlo."""
 
-    # optimiser
+    # optimizer
     update_epochs: Count = 4
     """Passes over the batch per update."""
     num_minibatches: Count = 4
@@ -165,7 +165,7 @@ class Params(NamedTuple):
 
 
 class Learner(struct.PyTreeNode):
-    """Parameters, optimiser and normalisers, the same on every device."""
+    """Parameters, optimizer and normalisers, the same on every device."""
 
     params: Params
     opt_state: Any
@@ -183,7 +183,7 @@ class Batch(NamedTuple):
     value: jax.Array
     advantage: jax.Array
     target: jax.Array
-    own: jax.Array | None  # [..., A] bool, components of the action that this policy chose, or None
+    acted_by_us: jax.Array | None  # [..., A] bool, True for components that this policy chose
 
 
 # --------------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def loss(
     Returns:
         The loss [], and metrics [].
     """
-    policy = policy.restrict_to(batch.own)
+    policy = policy.restrict_to(batch.acted_by_us)
     log_ratio = policy.log_prob(batch.action) - batch.log_prob
     ratio = jnp.exp(log_ratio)
     entropy = policy.entropy()
@@ -344,7 +344,7 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
             gamma=hparams.gamma,
             gae_lambda=hparams.gae_lambda,
         )
-        policy = rollout.extras.restrict_to(rollout.own)
+        policy = rollout.extras.restrict_to(rollout.acted_by_us)
         batch = Batch(
             obs=learner.obs_stats.normalize(rollout.obs),
             action=rollout.action,
@@ -352,7 +352,7 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
             value=value,
             advantage=advantage,
             target=advantage + value,
-            own=rollout.own,
+            acted_by_us=rollout.acted_by_us,
         )
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)  # [T * N, ...]
         return batch, optim.value_metrics(batch.value, batch.target, batch.advantage)

@@ -46,7 +46,7 @@ class Args(RecurrentArgs):
     """Length of backpropagation through time in steps, a divisor of --num-steps; 0: the whole
     rollout."""
 
-    # optimiser
+    # optimizer
     update_epochs: Count = 4
     """Passes over the batch per update."""
     num_minibatches: Count = 8
@@ -210,7 +210,7 @@ class Memory(NamedTuple):
 
 
 class Learner(struct.PyTreeNode):
-    """Parameters, optimiser and normalisers, the same on every device."""
+    """Parameters, optimizer and normalisers, the same on every device."""
 
     params: Params
     opt_state: Any

@@ -58,13 +58,13 @@ class Args(RecurrentArgs):
     """Fraction of the run over which the probability falls linearly from --epsilon-start to
     --epsilon-end."""
 
-    # optimiser
+    # optimizer
     update_epochs: Count = 4
     """Passes over the batch per update."""
     num_minibatches: Count = 16
     """Minibatches per epoch, each a gradient step."""
     optimizer: Literal["radam", "adam"] = "radam"
-    """Optimiser: radam (rectified Adam, Liu et al. 2020) or adam."""
+    """Optimizer: radam (rectified Adam, Liu et al. 2020) or adam."""
     learning_rate: Positive = 5e-4
     """Initial learning rate."""
     lr_schedule: Literal["linear", "constant"] = "linear"
@@ -161,7 +161,7 @@ Metrics = dict[str, jax.Array]
 
 
 class Learner(struct.PyTreeNode):
-    """Parameters, optimiser and normaliser, the same on every device."""
+    """Parameters, optimizer and normaliser, the same on every device."""
 
     params: Any
     opt_state: Any

@@ -44,7 +44,7 @@ class Args(OffPolicyArgs):
     """Algorithm whose defaults the other flags take: SAC, or, for fewer steps, CrossQ, SimBa or
     XQC; see --recipe NAME --help."""
 
-    # optimiser
+    # optimizer
     policy_lr: Positive = 3e-4
     """Initial learning rate of the policy."""
     q_lr: Positive = 1e-3
@@ -221,7 +221,7 @@ class OptStates(NamedTuple):
 
 
 class Learner(struct.PyTreeNode):
-    """Parameters, optimisers and normalisers, the same on every device."""
+    """Parameters, optimizers and normalisers, the same on every device."""
 
     params: Params
     opt_states: OptStates

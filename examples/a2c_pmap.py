@@ -28,7 +28,7 @@ class Args(OnPolicyArgs):
     """Steps of every environment per update."""
     gamma: Discount = 0.99
     """Discount factor."""
-    # optimiser
+    # optimizer
     learning_rate: Positive = 3e-3
     """Initial learning rate of Adam."""
     lr_schedule: Literal["linear", "constant"] = "linear"
@@ -125,7 +125,7 @@ def make_a2c(args: Args, env: EnvSpec) -> OnPolicy:
         params: Any, rollout: Rollout, target: jax.Array, hparams: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         policy, value = network.apply(params, rollout.obs)
-        policy = policy.restrict_to(rollout.own)  # those that it chose itself, in a team
+        policy = policy.restrict_to(rollout.acted_by_us)  # those that it chose itself, in a team
         advantage = jax.lax.stop_gradient(target - value)
         losses = {
             "loss/policy": -jnp.mean(policy.log_prob(rollout.action) * advantage),

@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose
 from pmaprl.device import drivers
 from pmaprl.device.interface import OnPolicy
 from pmaprl.device.keys import keys_of
-from pmaprl.device.opponents import draw_own_components, of_other_member
+from pmaprl.device.opponents import deal_components, of_other_member
 from pmaprl.device.sharding import AXIS, MEMBERS
 from pmaprl.envs.environment import Env, Step
 from pmaprl.envs.masks import legal_actions
@@ -216,7 +216,7 @@ def test_members_learn_nothing_of_agents_that_others_play(monkeypatch):
 def test_half_of_the_agents_are_dealt_by_environment_on_any_number_of_devices():
     agents = (0, 0, 1, 2, 2, 2)
     one, two = (
-        over_devices(lambda: draw_own_components(keys_of(jax.random.key(0), 64 // n), agents), n)
+        over_devices(lambda: deal_components(keys_of(jax.random.key(0), 64 // n), agents), n)
         for n in (1, 2)
     )
     own = np.concatenate(one)
@@ -227,7 +227,7 @@ def test_half_of_the_agents_are_dealt_by_environment_on_any_number_of_devices():
     of_others = own[:, [0, 2, 3]]
     assert (of_others.sum(axis=1) == 2).all()
     assert not own.all(axis=0).any()
-    drawn = draw_own_components(jax.random.split(jax.random.key(0), 64), (0, 1))
+    drawn = deal_components(jax.random.split(jax.random.key(0), 64), (0, 1))
     assert (drawn.sum(axis=1) == 1).all()
 
 

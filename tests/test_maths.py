@@ -352,8 +352,8 @@ def of_choices(nvec, legal=None):
     ]
     value = 0
     ends = np.cumsum(nvec)[:-1]
-    for own in np.split(np.arange(5), ends):
-        p, q = (softmax(x[own][legal[own]]) for x in both)
+    for component in np.split(np.arange(5), ends):
+        p, q = (softmax(x[component][legal[component]]) for x in both)
         value += np.sum(p * np.log(p / q))
     return *policies, value
 
@@ -401,15 +401,15 @@ def test_kl_divergences_and_probabilities_of_own_components_alone():
     shapes_of_best = jax.tree.map(jnp.shape, best)
     assert shapes == shapes_of_best
     assert drawn["a"][1].dtype == jnp.int32
-    own = jnp.array([True, False])
+    counted = jnp.array([True, False])
     normals = [Normal(x.mean[:1], x.log_std[:1]) for x in pairs[0]]
     choices = [Categoricals(x.logits[:2], (2,), True) for x in pairs[2]]
     kinds = ((*pairs[0], normals), (*pairs[2], choices))
     for policy, other, first in kinds:
-        whole = policy.replace(own=own)
+        whole = policy.replace(counted=counted)
         mine = first[0]
-        same_but_own = other.replace(own=own)
-        for one, two in ((whole, other), (policy, same_but_own)):
+        same_but_counted = other.replace(counted=counted)
+        for one, two in ((whole, other), (policy, same_but_counted)):
             alone = mine.kl(first[1])
             assert_allclose(one.kl(two), alone, rtol=1e-6)
         found = whole.log_prob(policy.mode())
@@ -658,8 +658,8 @@ def test_batches_are_normalised_by_the_samples_of_all_devices_or_by_running_aver
     assert_allclose(np.reshape(y, (8, 3)), expected, atol=1e-4)
     moments_of_batch = np.stack([x.mean(0), x.var(0)])
     averages = 0.99 * start["averages"] + 0.01 * moments_of_batch
-    for own in new["batch_stats"]["averages"]:
-        assert_allclose(own, averages, rtol=1e-5)
+    for running in new["batch_stats"]["averages"]:
+        assert_allclose(running, averages, rtol=1e-5)
     expected = (x - average) / usual
     assert_allclose(layer.apply(variables, x), expected, rtol=1e-5)
 

@@ -243,9 +243,9 @@ def _describe_obs(spec: EnvSpec, played: Played) -> Iterator[str]:
     """Describe each part of observations in a line: its space, and the range of its numbers."""
     for name, leaf, dtype, x in spaces.leaves(spec.observation_space, spec.obs_dtype, played.obs):
         space = f"{leaf} {_bounds(leaf)}" if isinstance(leaf, Box) else f"{leaf}"
-        seen = f"{np.min(x):g} to {np.max(x):g}" if np.size(x) else "nothing"
+        observed_range = f"{np.min(x):g} to {np.max(x):g}" if np.size(x) else "nothing"
         prefix = f"{name}: " if name else ""
-        yield f"{prefix}{space}, {dtype}, seen {seen}"
+        yield f"{prefix}{space}, {dtype}, seen {observed_range}"
 
 
 def _bounds(leaf: Box) -> str:

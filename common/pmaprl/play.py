@@ -107,9 +107,9 @@ def environment_of(args: Args, policy: StoredPolicy) -> tuple[str, str]:
 def _check_fit(policy: StoredPolicy, env: EnvSpec) -> None:
     """Raise UsageError if the policy was not trained for the spaces of an environment."""
     config = policy.config
-    seen = policy_spec(spec_with_byte_max(env, config["args"].get("byte_max", 0)))
+    played_spec = policy_spec(spec_with_byte_max(env, config["args"].get("byte_max", 0)))
     when = "in its training", "there"
-    found = difference(policy.env, seen, when, has_types=has_types_of_actions(config))
+    found = difference(policy.env, played_spec, when, has_types=has_types_of_actions(config))
     if found:
         raise UsageError(
             f"the policy needs the spaces of its training, {env.name} has others: {found}"

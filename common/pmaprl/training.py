@@ -148,7 +148,7 @@ def train_with_actors(
     actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
     args = args.among(multihost.count())
     env = inspect_env(args)
-    num_learners = len(multihost.own(devices))
+    num_learners = len(multihost.local_devices(devices))
     check_spaces(args, env.spec)
     algorithm = make_algorithm(args, env.spec)
     driver = host_driver(algorithm, args, env.spec)
@@ -214,10 +214,10 @@ def _learn_from_actors(
     host = to_host(state.replace(actors=()))
     learner, started = jax.tree.map(lambda x: x[0], (host.learner, host.run))
     warn = run.console.warn if multihost.is_first() else _warn_of_process
-    mesh = jax.sharding.Mesh(multihost.own(run.devices), (AXIS,))
+    mesh = jax.sharding.Mesh(multihost.local_devices(run.devices), (AXIS,))
     sharding = jax.NamedSharding(mesh, jax.P(AXIS))
     with Batches(run.args, driver, learner, started, actor_devices, sharding, warn) as batches:
-        run.figures = batches.figures
+        run.extra_results = batches.extra_results
         while run.unfinished:
             state = _run_chunk(run, batches, state, update)
     return state

@@ -65,7 +65,7 @@ class Stepper:
             first=np.ones(count, bool),
             reward=np.zeros(count, np.float32),
         )
-        self._check_seen(envs.spec, acting=self.seen.first)
+        self._check_input(envs.spec, acting=self.seen.first)
 
     def step(self, action: Any) -> tuple[HostStep, list[tuple[int, float, int]]]:
         """Step all environments.
@@ -83,7 +83,7 @@ class Stepper:
             fault = fault_in(out.final_obs, envs.spec)
             if fault:
                 raise FailedEnvError(fault)
-        self._check_seen(envs.spec, acting=~out.ended | envs.resets_in_step)
+        self._check_input(envs.spec, acting=~out.ended | envs.resets_in_step)
         self._return += np.where(out.valid, out.reward, 0.0)
         self._length += out.valid
         over = np.flatnonzero(out.ended | (self._length >= self._longest))
@@ -94,7 +94,7 @@ class Stepper:
         self._length[over] = 0
         return out, episodes
 
-    def _check_seen(self, spec: EnvSpec, acting: np.ndarray) -> None:
+    def _check_input(self, spec: EnvSpec, acting: np.ndarray) -> None:
         fault = fault_in(self.seen.obs, spec)
         if fault:
             raise FailedEnvError(fault)

@@ -160,7 +160,8 @@ class Batches:
         self._episodes: list[tuple[float, int]] = []  # that ended since the last row
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._unseen: set[str] = set()  # metrics of --log-info that a warning has named
-        self.figures: dict[str, float] = {}  # counts and mean seconds of the whole run, at its end
+        # Counts and mean seconds of the whole run, at its end
+        self.extra_results: dict[str, float] = {}
 
     def __enter__(self) -> "Batches":
         for actor in self.actors:
@@ -175,9 +176,9 @@ class Batches:
         if stuck:
             activities = "; ".join(map(str, stuck))
             self._warn(f"actors that do not answer were left behind: {activities}")
-        self.figures |= self._figures(alone=True)
+        self.extra_results |= self._extra_results(alone=True)
         if not kind:  # after an error other processes may not come here
-            self.figures |= self._figures(alone=False)
+            self.extra_results |= self._extra_results(alone=False)
 
     def next(self, stopped: Callable[[], bool], wants_to_stop: bool) -> Batch | None:
         """Take the rollouts of an update and send them to the learner's devices.
@@ -341,7 +342,7 @@ class Batches:
         recent = np.array(self._recent or [(np.nan, np.nan)], float).mean(axis=0)
         row[f"episode/return_last{WINDOW}"] = recent[0]
         row[f"episode/length_last{WINDOW}"] = recent[1]
-        return row | self._figures(alone=False)
+        return row | self._extra_results(alone=False)
 
     def _warn_of_unseen(self, total: MetricSums) -> None:
         """Name metrics of --log-info that no environment has reported, once each."""
@@ -353,7 +354,7 @@ class Batches:
             self._warn(f"no environment has reported {names}, which --log-info names")
             self._unseen |= unseen
 
-    def _figures(self, alone: bool) -> dict[str, float]:
+    def _extra_results(self, alone: bool) -> dict[str, float]:
         """Counts and mean seconds of the run so far.
 
         Args:
@@ -368,12 +369,12 @@ class Batches:
         for phase, value in self.learner.seconds.items():
             seconds[f"time/learner_{phase}"] = value
         parts = [(counts, seconds)] if alone else multihost.allgather((counts, seconds))
-        figures = {}
+        extra_results = {}
         for name in counts:
-            figures[name] = sum(part[name] for part, _ in parts)
+            extra_results[name] = sum(part[name] for part, _ in parts)
         for name in seconds:
-            figures[name] = sum(part[name] for _, part in parts) / len(parts)
-        return figures
+            extra_results[name] = sum(part[name] for _, part in parts) / len(parts)
+        return extra_results
 
 
 def tally_of(collected: Collected, version: int, max_lag: int) -> MetricSums:

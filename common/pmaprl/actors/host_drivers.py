@@ -182,8 +182,8 @@ def as_rollout(host: HostRollout[Array]) -> Rollout:
 
 def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
     """Driver whose updates store rollouts of actors, and make the gradient updates then due."""
-    groups = args.envs_per_actor // args.block * args.parts
-    local_parts = args.parts // args.processes
+    groups = args.envs_per_actor // args.block * args.replay_partitions
+    local_partitions = args.replay_partitions // args.processes
     # Shapes only, so that making the driver computes nothing
     like = jax.eval_shape(lambda: algorithm.init(jax.random.key(0), hparams_of(args)))
 
@@ -209,7 +209,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
         state: TrainState, rollouts: tuple[HostRollout[Array], ...]
     ) -> tuple[TrainState, Any, MetricSums]:
         run = state.run
-        rollout = merge_rollouts(rollouts, local_parts, args.block)
+        rollout = merge_rollouts(rollouts, local_partitions, args.block)
         transitions = transitions_of(rollout, with_first=args.n_steps > 1)
         valid = rollout.valid
         replay = state.actors.replay.add_valid(transitions, valid)
@@ -230,10 +230,10 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
 
     def keys_of_groups(key: jax.Array) -> jax.Array:
         """Keys [G] of this device's groups of rings, ordered by block and then by part."""
-        num_blocks = groups // local_parts // jax.lax.axis_size(AXIS)
+        num_blocks = groups // local_partitions // jax.lax.axis_size(AXIS)
         block = ids_in_process(num_blocks, args.processes)
-        part = ids_over_processes(local_parts, args.processes)
-        group_ids = block[:, None] * args.parts + part
+        part = ids_over_processes(local_partitions, args.processes)
+        group_ids = block[:, None] * args.replay_partitions + part
         return jax.vmap(jax.random.fold_in, (None, 0))(key, group_ids.ravel())
 
     def can_sample(replay: Replay, num_steps: int) -> jax.Array:

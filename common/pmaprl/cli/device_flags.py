@@ -198,7 +198,7 @@ class ReplayArgs:
         them.
         """
         envs = self.envs_per_update // self.batch_rollouts
-        return envs // math.gcd(envs, self.batch_size // self.parts)
+        return envs // math.gcd(envs, self.batch_size // self.replay_partitions)
 
     @property
     def capacity(self) -> int:
@@ -290,5 +290,5 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
     total_timesteps: Steps = 15_000
     num_envs: Count = 1
 
-    num_steps = batch_rollouts = parts = 1  # of one rollout, see `HostReplayArgs`
+    num_steps = batch_rollouts = replay_partitions = 1  # of one rollout, see `HostReplayArgs`
     envs_per_cpu_device: ClassVar[float] = math.inf  # one uses all cores for large networks

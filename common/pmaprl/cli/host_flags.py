@@ -202,7 +202,7 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
     envs_per_actor: Size = 4
 
     def check_split(self, num_learners: int) -> None:
-        if self.batch_size // self.parts % num_learners:
+        if self.batch_size // self.replay_partitions % num_learners:
             actors = math.gcd(self.num_actor_devices, self.batch_rollouts)
             shares = (
                 f"{num_learners} learner devices, each with a part of what comes from "
@@ -212,7 +212,7 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
         super().check_split(num_learners)
 
     @property
-    def parts(self) -> int:
+    def replay_partitions(self) -> int:
         """Parts of an update's rollouts that batches draw from apart; no boundary of processes cuts
         them.
         """

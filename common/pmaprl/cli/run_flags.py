@@ -251,7 +251,7 @@ class RunArgs(ArgsFactory):
     population).
     """
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the hidden layers; parameters, losses and optimiser stay float32."""
+    """Arithmetic of the hidden layers; parameters, losses and optimizer stay float32."""
     benchmark: bool = False
     """Measure the speed only: no run directory, evaluation or checkpoint, and one line of JSON at
     the end.

@@ -23,7 +23,7 @@ from pmaprl.device.interface import (
 from pmaprl.device.keys import OTHER_STREAM, action_noise, keys_of, rollout_keys, split_keys
 from pmaprl.device.loops import Packed, repeat
 from pmaprl.device.minibatches import minibatch_indices
-from pmaprl.device.opponents import draw_own_components, init_pool, sample_opponent, update_pool
+from pmaprl.device.opponents import deal_components, init_pool, sample_opponent, update_pool
 from pmaprl.device.optim import apply_schedules, global_norm, hparams_of
 from pmaprl.device.replay import example_transition, new_replay
 from pmaprl.device.rollout import (
@@ -80,11 +80,11 @@ def on_policy(
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
         learner = algorithm.init(params_key, hparams_of(args, member_values))
         keys = keys_of(envs_key, num_envs)
-        own_env = member_env(env, member_values)
+        env_of_member = member_env(env, member_values)
         if args.decorrelate:
-            obs, env_state = reset_mid_episode(own_env, keys)
+            obs, env_state = reset_mid_episode(env_of_member, keys)
         else:
-            obs, env_state = jax.vmap(own_env.reset)(keys)
+            obs, env_state = jax.vmap(env_of_member.reset)(keys)
         actors = Actors(
             env_state=env_state,
             seen=PolicyInput.at_start(obs),
@@ -154,7 +154,7 @@ def on_policy(
             jax.random.fold_in(key, args.num_steps + index) for index in range(3)
         )
         game = member_env(env, run.member_values)
-        own = None
+        acted_by_us = None
         opponent = sample_opponent(args, run, learner, opponent_key)
 
         def reply(key: Array, obs: Any) -> Array:
@@ -164,15 +164,15 @@ def on_policy(
         if opponent is not None and env.is_game:  # it plays all other seats
             game = game.against(reply)
         elif opponent is not None:  # a teammate, which plays some agents of the team
-            own = draw_own_components(keys_of(deal_key, num_envs), env.agents)
+            acted_by_us = deal_components(keys_of(deal_key, num_envs), env.agents)
         starts = new_starts(game, starts_key, args.reset_pool)
 
         def step(carry, inputs):
             env_state, seen, memory = carry
             noise, keys, resets = inputs
             action, extras, memory = explore(learner, seen, memory, noise)
-            if own is not None:
-                action = jnp.where(own, action, explore(opponent, seen, memory, noise)[0])
+            if acted_by_us is not None:
+                action = jnp.where(acted_by_us, action, explore(opponent, seen, memory, noise)[0])
             out = step_envs(game, keys, env_state, action, starts, resets)
             # Without the barrier, XLA computes a step twice: once more for the rollout's arrays
             out = jax.lax.optimization_barrier(out._replace(final_state=None))
@@ -201,8 +201,8 @@ def on_policy(
             first=first[-1],
             reward=reward[-1],
         )
-        if own is not None:
-            own = jnp.broadcast_to(own, (args.num_steps, *own.shape))
+        if acted_by_us is not None:
+            acted_by_us = jnp.broadcast_to(acted_by_us, (args.num_steps, *acted_by_us.shape))
         rollout = Rollout(
             seen=PolicyInput(
                 obs=obs,
@@ -217,7 +217,7 @@ def on_policy(
             final_obs=steps.final_obs,
             last=last,
             memory=actors.memory,
-            own=own,
+            acted_by_us=acted_by_us,
         )
         return (
             actors.replace(
@@ -252,8 +252,8 @@ def off_policy(
     def init(seed: Array, member_values: dict[str, Array] | None = None) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
-        own_env = member_env(env, member_values)
-        obs, env_state = jax.vmap(own_env.reset)(keys_of(envs_key, num_envs))
+        env_of_member = member_env(env, member_values)
+        obs, env_state = jax.vmap(env_of_member.reset)(keys_of(envs_key, num_envs))
         replay = new_replay(example_transition(args, env.spec), num_envs, args.capacity)
         run = RunState(
             key=key,
@@ -337,9 +337,9 @@ def off_policy(
         warming_up = run.updates * args.num_envs < args.learning_starts
         action = jnp.where(warming_up, random_actions(held_keys, obs, env), action)
 
-        own_env = member_env(env, run.member_values)
+        env_of_member = member_env(env, run.member_values)
         env_action = to_env(action, env.action_space)
-        out = step_envs(own_env, env_keys, actors.env_state, env_action)
+        out = step_envs(env_of_member, env_keys, actors.env_state, env_action)
         transition = Transition(
             obs=obs,
             action=action,

@@ -82,15 +82,15 @@ def count_episodes(
     is_reported = dict.fromkeys(episodes, done) | jax.tree.map(jnp.isfinite, info)
     tally = MetricSums.of_each_step(episodes | info, is_reported)
 
-    # One collective gathers each device's newest episodes and reports; places travel as the bits of
-    # floats
-    place, newest = _newest(done, finished)
-    place_bits = jax.lax.bitcast_convert_type(place, jnp.float32)
-    numbers, parts_of = ravel_pytree((place_bits, newest, tally))
-    place_bits, newest, tally = jax.vmap(parts_of)(gathered(numbers[None]))  # [D, J] x 2, [D, T]
-    place = jax.lax.bitcast_convert_type(place_bits, jnp.int32)
-    place, newest = jax.tree.map(jnp.ravel, (place, newest))
-    return tracker, _push(recent, place, newest), tally.of_all_steps()
+    # One collective gathers each device's newest episodes and reports; their order travels as the
+    # bits of floats
+    end_order, newest = _newest(done, finished)
+    order_bits = jax.lax.bitcast_convert_type(end_order, jnp.float32)
+    numbers, parts_of = ravel_pytree((order_bits, newest, tally))
+    order_bits, newest, tally = jax.vmap(parts_of)(gathered(numbers[None]))  # [D, J] x 2, [D, T]
+    end_order = jax.lax.bitcast_convert_type(order_bits, jnp.int32)
+    end_order, newest = jax.tree.map(jnp.ravel, (end_order, newest))
+    return tracker, _push(recent, end_order, newest), tally.of_all_steps()
 
 
 def recent_metrics(recent: RecentEpisodes) -> dict[str, Array]:
@@ -108,27 +108,27 @@ def _newest(done: Array, finished: Episodes) -> tuple[Array, Episodes]:
     J is `WINDOW` at most.
 
     Returns:
-        Places and episodes [J]. A place counts all devices, by step, then by global environment; it
-        is -1 if there are fewer episodes.
+        Orders and episodes [J]. An order counts all devices, by step, then by global environment;
+        it is -1 if there are fewer episodes.
     """
     steps, local = done.shape
     of_step = jnp.arange(steps)[:, None] * (local * jax.lax.axis_size(AXIS))
-    place = jnp.where(done, of_step + global_ids(local), -1)
+    end_order = jnp.where(done, of_step + global_ids(local), -1)
     (index,) = jnp.nonzero(done.ravel()[::-1], size=min(WINDOW, done.size))
-    place, finished = jax.tree.map(lambda x: x.ravel()[::-1][index], (place, finished))
-    return jnp.where(jnp.arange(len(index)) < jnp.sum(done), place, -1), finished
+    end_order, finished = jax.tree.map(lambda x: x.ravel()[::-1][index], (end_order, finished))
+    return jnp.where(jnp.arange(len(index)) < jnp.sum(done), end_order, -1), finished
 
 
 def _push(
     recent: RecentEpisodes,
-    place: Array,
+    end_order: Array,
     finished: Episodes,
 ) -> RecentEpisodes:
-    """Add the `finished` episodes [D * J] with the largest places to the recent ones."""
+    """Add the `finished` episodes [D * J] with the highest orders to the recent ones."""
     # Counting is cheaper than sorting: the rank of an episode is the number of newer ones
-    rank = jnp.sum(place[None, :] > place[:, None], axis=1)
-    slot = jnp.where(place >= 0, rank, WINDOW)
-    count = jnp.minimum(jnp.sum(place >= 0), WINDOW)
+    rank = jnp.sum(end_order[None, :] > end_order[:, None], axis=1)
+    slot = jnp.where(end_order >= 0, rank, WINDOW)
+    count = jnp.minimum(jnp.sum(end_order >= 0), WINDOW)
 
     def merge(old, values):
         return jnp.roll(old, count).at[slot].set(values, mode="drop")

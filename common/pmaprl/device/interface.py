@@ -145,7 +145,7 @@ class Rollout(NamedTuple):
         final_obs: true next observations. None if the next step has them.
         last: [N, ...] the policy's input after the last step.
         memory: [N, ...] memory before the first step, () for a policy without.
-        own: bool, True for the components of actions that the policy chose itself. None: all.
+        acted_by_us: bool, True for the components of actions that the policy chose. None: all.
         valid: bool, False where an environment only reset itself. None: all steps count.
         version: number of updates behind the acting policy. None: the newest policy acted.
     """
@@ -159,7 +159,7 @@ class Rollout(NamedTuple):
     final_obs: Any
     last: PolicyInput
     memory: Any
-    own: Array | None = None
+    acted_by_us: Array | None = None
     valid: Array | None = None
     version: Array | None = None
 

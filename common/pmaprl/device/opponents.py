@@ -94,7 +94,7 @@ def of_other_member(key: Array, value: Any) -> Any:
     return jax.tree.map(lambda x: jax.lax.all_gather(x, MEMBERS)[other], value)
 
 
-def draw_own_components(keys: Array, agents: tuple[int, ...]) -> Array:
+def deal_components(keys: Array, agents: tuple[int, ...]) -> Array:
     """Draw the components of actions that a member chooses itself in a team.
 
     It chooses for half of the agents, rounded up, which are drawn for each environment.

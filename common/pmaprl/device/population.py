@@ -112,7 +112,7 @@ def exchange(
     # A gather over the members
     learner, member_values = jax.tree.map(lambda x: x[source], (learner, run.member_values))
     fixed = is_best | (jnp.arange(source.size) == 0)
-    after = explore(change_key, member_values, start_values, fixed, rules)
+    after = perturb(change_key, member_values, start_values, fixed, rules)
     taken = source != jnp.arange(source.size)
     # Returns that other weights have earned do not count
     recent = run.recent.replace(count=jnp.where(taken, 0, run.recent.count))
@@ -179,7 +179,7 @@ def copy_best(
     return source, is_best
 
 
-def explore(
+def perturb(
     key: Array,
     member_values: dict[str, Array],
     start_values: dict[str, float],

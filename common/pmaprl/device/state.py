@@ -186,14 +186,14 @@ def to_devices(
         devices: all devices of the run.
         sharding: "pmap" or "members", as in `programs.over_devices`.
     """
-    parts = 1 if sharding == "members" else len(multihost.own(devices))
+    num_local = 1 if sharding == "members" else len(multihost.local_devices(devices))
 
     def repeated(x: Any) -> np.ndarray:
-        return np.broadcast_to(x, (parts, *np.shape(x)))
+        return np.broadcast_to(x, (num_local, *np.shape(x)))
 
     def split(x: np.ndarray) -> np.ndarray:
         seeds, total, *shape = x.shape
-        rows = np.reshape(x, (seeds, parts, total // parts, *shape))
+        rows = np.reshape(x, (seeds, num_local, total // num_local, *shape))
         return np.moveaxis(rows, 1, 0)
 
     state = TrainState(
@@ -209,7 +209,7 @@ def to_devices(
     return jax.pmap(typed, axis_name=AXIS, devices=devices)(state)
 
 
-def place(
+def place_on_devices(
     arrays: Arrays,
     make: Callable[[], Any],
     shapes: Any,

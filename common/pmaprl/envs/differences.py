@@ -127,21 +127,21 @@ def _sides(spec: EnvSpec, exact: bool, has_types: bool) -> tuple[Side, Side]:
         usual = np.float32 if isinstance(leaf, Box) else np.int32
         return np.dtype(leaf.dtype or usual) if has_types else None
 
-    seen = Side(
+    observations = Side(
         space=spec.observation_space,
         dtype=spec.obs_dtype,
         channels_first=spec.channels_first,
         is_action=False,
         exact=exact,
     )
-    done = Side(
+    actions = Side(
         space=spec.action_space,
         dtype=map_leaves(dtype_of, spec.action_space),
         channels_first=(),
         is_action=True,
         exact=exact,
     )
-    return seen, done
+    return observations, actions
 
 
 def _properties(side: Side, kind: str, name: str) -> Iterator[Property]:

@@ -68,7 +68,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def own(devices: list[Device]) -> list[Device]:
+def local_devices(devices: list[Device]) -> list[Device]:
     """Select the `devices` of this process."""
     return [device for device in devices if device.process_index == jax.process_index()]
 

@@ -56,7 +56,7 @@ class Categoricals(struct.PyTreeNode):
         nvec: number of choices of each component.
         scalar: True if actions are [...] (Discrete), not [..., len(nvec)].
         legal: [..., sum(nvec)] bool. The other choices have probability zero. None: all are legal.
-        own: [..., len(nvec)] bool, True for components that sums are over (see `restrict_to`).
+        counted: [..., len(nvec)] bool, True for components that sums are over (see `restrict_to`).
             None: all.
     """
 
@@ -64,7 +64,7 @@ class Categoricals(struct.PyTreeNode):
     nvec: tuple[int, ...] = struct.field(pytree_node=False)
     scalar: bool = struct.field(pytree_node=False)
     legal: Array | None = None
-    own: Array | None = None
+    counted: Array | None = None
 
     def only(self, legal: Array | None) -> "Categoricals":
         """Rule out choices that are not `legal` [..., sum(nvec)].
@@ -76,15 +76,15 @@ class Categoricals(struct.PyTreeNode):
         legal = with_a_choice(legal, self.nvec)
         return self.replace(logits=without_illegal(self.logits, legal), legal=legal)
 
-    def restrict_to(self, own: Array | None) -> "Categoricals":
+    def restrict_to(self, counted: Array | None) -> "Categoricals":
         """Restrict log-probabilities, entropies and divergences to some components of actions.
 
         Another policy has chosen the other components, so they add no gradient.
 
         Args:
-            own: [..., A] bool, True for components that count. None: all.
+            counted: [..., A] bool, True for components that count. None: all.
         """
-        return self if own is None else self.replace(own=own)
+        return self if counted is None else self.replace(counted=counted)
 
     def sample(self, noise: Array) -> Array:
         """Sample by the inverse CDF.
@@ -136,13 +136,13 @@ class Categoricals(struct.PyTreeNode):
     def kl(self, other: "Categoricals") -> Array:
         """KL(self || other) [...] in nats.
 
-        The sum is over the components in `other.own`, or else in `self.own`.
+        The sum is over the components in `other.counted`, or else in `self.counted`.
         """
-        own = self.own if other.own is None else other.own
+        counted = self.counted if other.counted is None else other.counted
         terms = []
         for log_p, log_q in zip(self._log_probs(), other._log_probs(), strict=True):
             terms.append(jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1))
-        return self.restrict_to(own)._sum(terms)
+        return self.restrict_to(counted)._sum(terms)
 
     def symmetric_kl_to_uniform(self) -> Array:
         """Half of KL(p || u) + KL(u || p) [...], summed over components.
@@ -164,10 +164,10 @@ class Categoricals(struct.PyTreeNode):
         return [jax.nn.log_softmax(part) for part in self._parts(self.logits)]
 
     def _sum(self, terms: Iterable[Array]) -> Array:
-        """Sum the terms [...] of the components, or of those that are own."""
-        if self.own is None:
+        """Sum the terms [...] of the components, or of those that are counted."""
+        if self.counted is None:
             return _added(terms)
-        return _added(jnp.where(self.own[..., index], x, 0.0) for index, x in enumerate(terms))
+        return _added(jnp.where(self.counted[..., index], x, 0.0) for index, x in enumerate(terms))
 
     def _join(self, picks: list[Array]) -> Array:
         action = picks[0] if self.scalar else jnp.stack(picks, axis=-1)
@@ -183,26 +183,27 @@ class Normal(struct.PyTreeNode):
     Attributes:
         mean: [..., A] means, within -1 .. 1 if actions are within their bounds.
         log_std: [..., A] logarithms of the standard deviations.
-        own: [..., A] bool, True for dimensions that sums are over (see `restrict_to`). None: all.
+        counted: [..., A] bool, True for dimensions that sums are over (see `restrict_to`). None:
+            all.
         scale: [A] units of the environment's actions (see `action_scale`).
         offset: [A] centres of the environment's actions.
     """
 
     mean: Array
     log_std: Array
-    own: Array | None = None
+    counted: Array | None = None
     scale: tuple[float, ...] = struct.field(pytree_node=False, default=(1.0,))
     offset: tuple[float, ...] = struct.field(pytree_node=False, default=(0.0,))
 
-    def restrict_to(self, own: Array | None) -> "Normal":
+    def restrict_to(self, counted: Array | None) -> "Normal":
         """Restrict log-probabilities, entropies and divergences to some components of actions.
 
         Another policy has chosen the other components, so they add no gradient.
 
         Args:
-            own: [..., A] bool, True for components that count. None: all.
+            counted: [..., A] bool, True for components that count. None: all.
         """
-        return self if own is None else self.replace(own=own)
+        return self if counted is None else self.replace(counted=counted)
 
     def sample(self, noise: Array) -> Array:
         """Sample actions [..., A] by standard normal `noise` [..., A]."""
@@ -222,23 +223,23 @@ class Normal(struct.PyTreeNode):
         units = to_units(action, self.scale, self.offset)
         z = (units - self.mean) * jnp.exp(-self.log_std)
         terms = z**2 + 2 * self.log_std + LOG_2PI
-        return -0.5 * jnp.sum(terms, axis=-1, where=self.own)
+        return -0.5 * jnp.sum(terms, axis=-1, where=self.counted)
 
     def entropy(self) -> Array:
         """Differential entropy [...] in nats."""
         terms = self.log_std + 0.5 * (1 + LOG_2PI)
-        return jnp.sum(terms, axis=-1, where=self.own)
+        return jnp.sum(terms, axis=-1, where=self.counted)
 
     def kl(self, other: "Normal") -> Array:
         """KL(self || other) [...] in nats.
 
-        The sum is over the dimensions in `other.own`, or else in `self.own`.
+        The sum is over the dimensions in `other.counted`, or else in `self.counted`.
         """
-        own = self.own if other.own is None else other.own
+        counted = self.counted if other.counted is None else other.counted
         log_variance_ratio = 2 * (self.log_std - other.log_std)
         z = (self.mean - other.mean) * jnp.exp(-other.log_std)
         terms = jnp.expm1(log_variance_ratio) - log_variance_ratio + z**2
-        return 0.5 * jnp.sum(terms, axis=-1, where=own)
+        return 0.5 * jnp.sum(terms, axis=-1, where=counted)
 
     def symmetric_kl_to_uniform(self) -> NoReturn:
         """Refuse: no density is uniform over all numbers."""
@@ -257,9 +258,9 @@ class Joint(struct.PyTreeNode):
 
     parts: Any
 
-    def restrict_to(self, own: Array | None) -> "Joint":
-        """Stay as it is: all parts count. Raises ValueError for an `own` other than None."""
-        if own is not None:
+    def restrict_to(self, counted: Array | None) -> "Joint":
+        """Stay as it is: all parts count. Raises ValueError for a `counted` other than None."""
+        if counted is not None:
             raise ValueError("no environment with teams has actions of several parts")
         return self
 

@@ -419,8 +419,8 @@ class Torso(nn.Module):
             image_scale=self.image_scale,
         )
         x = encoder(obs)
-        seen = [leaf for name, leaf in spaces.leaves(self.space) if not is_mask(name)]
-        has_image = any(spaces.is_image(leaf) for leaf in seen)
+        observed = [leaf for name, leaf in spaces.leaves(self.space) if not is_mask(name)]
+        has_image = any(spaces.is_image(leaf) for leaf in observed)
         mlp = MLP(
             hidden_sizes=self.hidden_sizes,
             activation=self.activation,

@@ -483,7 +483,7 @@ def read(
 
 LARGEST_FILE = 2**44  # most bytes of a checkpoint's file, which may be a replay buffer
 SLACK = 2**26  # bytes that a checkpoint may have beside its arrays
-# Arrays that are read without being wanted, such as an optimiser's state, may be so much larger
+# Arrays that are read without being wanted, such as an optimizer's state, may be so much larger
 OTHERS = 16
 
 

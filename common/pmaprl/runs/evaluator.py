@@ -22,7 +22,7 @@ POLL_INTERVAL = 0.01  # seconds between two looks at an evaluation that is waite
 MOST_PENDING = 8  # evaluations, each with a learner on the host
 
 
-class Beside(Protocol):
+class HostEvaluator(Protocol):
     """Player of evaluations beside the training, such as a `HostEvaluation`."""
 
     def begin(self, step: int, state: Any) -> None: ...
@@ -45,7 +45,7 @@ class Evaluations:
         saver: Saver,
         recorder: Recorder,
         newest: EvaluationResult,
-        beside: Beside | None = None,
+        host_evaluation: HostEvaluator | None = None,
     ):
         """Prepare the evaluations of a run.
 
@@ -54,7 +54,7 @@ class Evaluations:
             saver: stores returns with the checkpoints.
             recorder: writes results into rows.
             newest: the last evaluation of earlier invocations, if there was one.
-            beside: plays beside the training. None: the devices play between two chunks.
+            host_evaluation: plays beside the training. None: the devices play between two chunks.
         """
         self._setup = setup
         self._args = setup.args
@@ -63,7 +63,7 @@ class Evaluations:
         self._saver = saver
         self._recorder = recorder
         self.newest = newest
-        self.beside = beside
+        self.host_evaluation = host_evaluation
         _, best = multihost.on_first(saver.checkpoints.best)
         self.goal_reached = self._reaches_goal(best)  # by any evaluation, not only the newest
         self._newest_begun = newest.step if newest.evaluation else None
@@ -104,8 +104,8 @@ class Evaluations:
             self._rest()
         self._pending[step] = moment
         with self._clock.timed("eval"):
-            if self.beside:
-                self.beside.begin(step, played)
+            if self.host_evaluation:
+                self.host_evaluation.begin(step, played)
             else:  # the evaluation belongs to this step's row and checkpoint
                 episodes = episodes_of(played, self._args)
                 if fault := fault_of(episodes):
@@ -115,11 +115,11 @@ class Evaluations:
 
     def poll(self, may_fail: bool = True) -> None:
         """Take the result of the oldest evaluation, if it has ended; warn if it has failed."""
-        if not self.beside or not self._pending:
+        if not self.host_evaluation or not self._pending:
             return
         step = next(iter(self._pending))
         try:
-            episodes = self.beside.poll()
+            episodes = self.host_evaluation.poll()
         except TrainingError as error:
             del self._pending[step]
             failure = f"the evaluation at step {step:,} {error}"
@@ -155,8 +155,8 @@ class Evaluations:
         if count:
             warning = f"{count} due evaluation{'s were' if count > 1 else ' was'} not played"
             self._console.warn(warning + self._played_later())
-        if self.beside:
-            self.beside.stop()
+        if self.host_evaluation:
+            self.host_evaluation.stop()
 
     def _played_later(self) -> str:
         """Name the pending evaluations that --resume plays: the last one, and any after a save."""

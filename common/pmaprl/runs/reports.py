@@ -273,7 +273,7 @@ def result(run: Any, status: str, sha256: str | None = None) -> dict[str, Any]:
     record["steps_per_second"] = round((run.steps - run.first_step) / clock.trained, 1)
     record["state_sha256"] = sha256
     record["checkpoint"] = str(checkpoints.path(saved[-1])) if saved else None
-    return record | run.figures
+    return record | run.extra_results
 
 
 def benchmark_line(run: Any, record: dict[str, Any]) -> dict[str, Any]:
@@ -288,4 +288,4 @@ def benchmark_line(run: Any, record: dict[str, Any]) -> dict[str, Any]:
         line[name] = getattr(run.args, name)
     for name in ("compile_seconds", "steps_per_second"):
         line[name] = record[name]
-    return line | run.figures
+    return line | run.extra_results

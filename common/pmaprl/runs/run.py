@@ -25,11 +25,11 @@ from pmaprl.cli.files import write_json
 from pmaprl.device.evaluation import SEED
 from pmaprl.device.outcome import Outcome
 from pmaprl.device.programs import Programs, compile_together
-from pmaprl.device.state import copied, host_like, place, to_host
+from pmaprl.device.state import copied, host_like, place_on_devices, to_host
 from pmaprl.machine import multihost
 from pmaprl.runs import reports, results
 from pmaprl.runs.directory import check_shared, claim_directory
-from pmaprl.runs.evaluator import Beside, Evaluations
+from pmaprl.runs.evaluator import Evaluations, HostEvaluator
 from pmaprl.runs.intervals import next_boundary
 from pmaprl.runs.lock import is_ours
 from pmaprl.runs.recorder import Recorder
@@ -85,7 +85,7 @@ class Run:
         setup: Setup,
         programs: Programs,
         shapes: Any,
-        beside: Beside | None = None,
+        host_evaluation: HostEvaluator | None = None,
     ):
         """Load the state from which the run begins, and claim its directory.
 
@@ -93,7 +93,7 @@ class Run:
             setup: what is known of the run.
             programs: its programs, not yet compiled.
             shapes: shapes of the state.
-            beside: a `HostEvaluation`, which replaces the program `evaluate`.
+            host_evaluation: a `HostEvaluation`, which replaces the program `evaluate`.
 
         Raises:
             UsageError: the directory or what is to be loaded cannot be used.
@@ -118,7 +118,7 @@ class Run:
                 "checkpoint": setup.intervals.checkpoint,
             }
         # Further entries of `result.json` and --benchmark; actors add theirs when they end
-        self.figures: dict[str, Any] = {}
+        self.extra_results: dict[str, Any] = {}
         self._due: Due | None = None
         first = math.ceil(self.args.least_log_interval / self.args.steps_per_update)
         self._pace = Pace(first)
@@ -135,7 +135,13 @@ class Run:
             self.console.say(claim_directory(self.dir, self.config, self.args.overwrite))
         self.saver = Saver(self.path, self.args, start)
         self.recorder = Recorder(setup, self.first_step, self.saver.last_good)
-        self.evaluations = Evaluations(setup, self.saver, self.recorder, start.newest, beside)
+        self.evaluations = Evaluations(
+            setup=setup,
+            saver=self.saver,
+            recorder=self.recorder,
+            newest=start.newest,
+            host_evaluation=host_evaluation,
+        )
 
     def __enter__(self) -> "Run":
         return self
@@ -181,7 +187,7 @@ class Run:
             # Resumed runs begin with other episodes
             seeds = np.int32((members.seed.astype(np.int64) + self.steps) % LARGEST)
             make = partial(self._programs.init, members._replace(seed=seeds))
-            state = place(loaded, make, self._shapes, self.devices, self.args.sharding)
+            state = place_on_devices(loaded, make, self._shapes, self.devices, self.args.sharding)
         self.console.say(f"compiled in {self.clock.seconds['compile']:.1f} s")
         self.console.doing("training")
         self.clock.begin()
@@ -279,7 +285,7 @@ class Run:
         """
         evaluate = evaluate and not self.args.benchmark and self.evaluations.is_due(self.steps)
         save = save and self.saver.is_due(self.steps)
-        evaluate_on_host = evaluate and self.evaluations.beside
+        evaluate_on_host = evaluate and self.evaluations.host_evaluation
         without_envs = state.replace(actors=())
         fetch = None
         fetch_learner = None

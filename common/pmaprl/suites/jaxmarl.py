@@ -73,18 +73,18 @@ class SuiteEnv(Env):
             if hasattr(env, LIMIT):
                 env.max_steps = their_limit
         obs, state = jax.eval_shape(inner.reset, jax.random.key(0))
-        seen = {agent: box(obs[agent].shape) for agent in inner.agents}
+        observations = {agent: box(obs[agent].shape) for agent in inner.agents}
         spaces = [_actions_of(inner, agent) for agent in inner.agents]
         actions = _joined(spaces)
         self._sizes = [math.prod(space.shape) for space in spaces]
         self._masks = False
         if isinstance(actions, MultiDiscrete) and _has_masks(inner, state):
             self._masks = True
-            seen[MASK] = box((sum(actions.nvec),), 0.0, 1.0)
+            observations[MASK] = box((sum(actions.nvec),), 0.0, 1.0)
         if isinstance(actions, Leaf):
             owners = np.repeat(np.arange(len(spaces)), self._sizes)
             self.agents = tuple(owners.tolist())
-        super().__init__(name, inner, seen, actions, limit)
+        super().__init__(name, inner, observations, actions, limit)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         obs, state = self.inner.reset(key)
@@ -112,12 +112,12 @@ class SuiteEnv(Env):
 
     def _observed(self, obs: dict[str, jax.Array], state: Any) -> dict[str, jax.Array]:
         agents = self.inner.agents
-        seen = {agent: obs[agent] for agent in agents}
+        observed = {agent: obs[agent] for agent in agents}
         if self._masks:
             legal = self.inner.get_avail_actions(state)
             masks = [jnp.asarray(legal[agent], bool) for agent in agents]
-            seen[MASK] = jnp.concatenate(masks)
-        return seen
+            observed[MASK] = jnp.concatenate(masks)
+        return observed
 
 
 def _has_masks(inner: Any, state: Any) -> bool:

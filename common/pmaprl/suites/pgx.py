@@ -51,10 +51,11 @@ class SuiteEnv(Env):
         self.is_game = inner.num_players > 1
         # Without a mask an illegal move loses, and the policy learns by that
         self._masks = params["show_mask"] and not env_id.startswith(ALL_LEGAL)
-        seen = box(inner.observation_shape)
+        observations = box(inner.observation_shape)
         actions = Discrete(inner.num_actions)
-        space = {MASK: box((actions.n,), 0.0, 1.0), "obs": seen} if self._masks else seen
-        super().__init__(name, inner, space, actions, params["max_steps"])
+        if self._masks:
+            observations = {MASK: box((actions.n,), 0.0, 1.0), "obs": observations}
+        super().__init__(name, inner, observations, actions, params["max_steps"])
 
     def begin(self, key: jax.Array) -> tuple[Any, State]:
         seat_key, first_key, key = jax.random.split(key, 3)

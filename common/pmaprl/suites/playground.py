@@ -40,10 +40,10 @@ class SuiteEnv(Env):
         inner = registry.load(env_id, config_overrides=params)  # may download a robot's model
         self._repeat = params.get("action_repeat", 1)
         first = jax.eval_shape(inner.reset, jax.random.key(0))
-        seen = jax.tree.map(lambda x: spaces.box(x.shape), spaces.plain(first.obs))
+        observations = jax.tree.map(lambda x: spaces.box(x.shape), spaces.plain(first.obs))
         actions = spaces.box((inner.action_size,), -1.0, 1.0)
         limit = math.ceil(params["episode_length"] / self._repeat)
-        super().__init__(name, inner, seen, actions, limit)
+        super().__init__(name, inner, observations, actions, limit)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         state = self.inner.reset(key)

@@ -20,20 +20,20 @@ class SuiteEnv(gymnax.SuiteEnv):
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
         whole = env_id.removeprefix(PARTIAL)
-        seen = np.array(WITHOUT_VELOCITIES[whole])
-        self._seen = seen
+        indices = np.array(WITHOUT_VELOCITIES[whole])
+        self._indices = indices
         super().__init__(name, whole, env_params)
         whole_space = convert(self.inner.observation_space(self.params), "observation space")
         assert isinstance(whole_space, Box)  # of all WITHOUT_VELOCITIES
-        low = whole_space.low[seen]
-        high = whole_space.high[seen]
-        self.observation_space = Box(low, high, seen.shape)
-        self.obs_names = tuple(self.obs_names[index] for index in seen)
+        low = whole_space.low[indices]
+        high = whole_space.high[indices]
+        self.observation_space = Box(low, high, indices.shape)
+        self.obs_names = tuple(self.obs_names[index] for index in indices)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         obs, state = super().begin(key)
-        return obs[self._seen], state
+        return obs[self._indices], state
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         step = super().advance(key, state, action)
-        return step._replace(obs=step.obs[self._seen])
+        return step._replace(obs=step.obs[self._indices])

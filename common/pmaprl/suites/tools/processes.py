@@ -378,12 +378,12 @@ def make_partial(whole: str, **arguments: Any) -> gymnasium.Env:
     The registered time limit is applied to the result.
     """
     # Other names are refused here, because gymnasium would import a module that one may name
-    seen = list(WITHOUT_VELOCITIES[whole])
+    indices = list(WITHOUT_VELOCITIES[whole])
     env = gymnasium.make(whole, max_episode_steps=-1, **arguments)
     space = env.observation_space
     assert isinstance(space, Box)  # of all WITHOUT_VELOCITIES
-    partial_space = Box(space.low[seen], space.high[seen], dtype=space.low.dtype.type)
-    return TransformObservation(env, lambda obs: obs[seen], partial_space)
+    partial_space = Box(space.low[indices], space.high[indices], dtype=space.low.dtype.type)
+    return TransformObservation(env, lambda obs: obs[indices], partial_space)
 
 
 for whole in WITHOUT_VELOCITIES:

@@ -86,16 +86,16 @@ class Args(OffPolicyArgs):
     v_max: Finite = 10.0
     """Largest return of --distribution c51."""
 
-    # normalisation
+    # normalization
     normalize_obs: bool = True
-    """Normalise observations by the mean and standard deviation of all observations
+    """Normalize observations by the mean and standard deviation of all observations
     stored so far."""
 
     # network
     dueling: bool = False
     """Use dueling heads: one for the value of a state, one for the advantages of its actions."""
     layer_norm: bool = False
-    """Apply layer normalisation before every activation."""
+    """Apply layer normalization before every activation."""
     activation: Literal["tanh", "relu", "swish", "gelu"] = "relu"
     """Activation of the hidden layers."""
     hidden_sizes: tuple[Count, ...] = (128, 128)
@@ -177,7 +177,7 @@ Metrics = dict[str, jax.Array]
 
 
 class Learner(struct.PyTreeNode):
-    """Networks, optimizer and normaliser, the same on every device."""
+    """Networks, optimizer and normalizer, the same on every device."""
 
     params: Any
     target_params: Any  # copy of `params` that follows them slowly or at intervals
@@ -337,7 +337,7 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
         return nets.epsilon_greedy(q, epsilon, obs)
 
     def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
-        """Update the normaliser with newly stored transitions [T, N, ...].
+        """Update the normalizer with newly stored transitions [T, N, ...].
 
         If `valid` [T, N] is given, only transitions where it is True count.
         """

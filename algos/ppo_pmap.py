@@ -78,14 +78,14 @@ class Args(OnPolicyArgs):
     """Exploration loss: the policy's entropy, or its symmetric KL to the uniform policy (not for
     Box actions)."""
 
-    # normalisation
+    # normalization
     norm_adv: bool = True
-    """Normalise advantages over each minibatch, across all devices."""
+    """Normalize advantages over each minibatch, across all devices."""
     normalize_returns: bool = True
-    """Let the critic predict normalised returns (PopArt), so that the scale of rewards does not
+    """Let the critic predict normalized returns (PopArt), so that the scale of rewards does not
     matter."""
     normalize_obs: bool = False
-    """Normalise observations by their running mean and standard deviation."""
+    """Normalize observations by their running mean and standard deviation."""
 
     # network
     activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
@@ -165,7 +165,7 @@ class Params(NamedTuple):
 
 
 class Learner(struct.PyTreeNode):
-    """Parameters, optimizer and normalisers, the same on every device."""
+    """Parameters, optimizer and normalizers, the same on every device."""
 
     params: Params
     opt_state: Any
@@ -406,7 +406,7 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         return learner.return_stats.denormalize(value)
 
     def outputs(params: Params, obs: jax.Array) -> tuple[nets.Distribution, jax.Array]:
-        """Policy and value for normalised observations; unused outputs cost nothing."""
+        """Policy and value for normalized observations; unused outputs cost nothing."""
         policy, features = actor.apply(params.actor, obs)
         value: Any = critic.apply(params.critic, features if args.share_torso else obs)
         return policy, value

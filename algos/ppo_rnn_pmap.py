@@ -84,14 +84,14 @@ class Args(RecurrentArgs):
     """Exploration loss: the policy's entropy, or its symmetric KL to the uniform policy (not for
     Box actions)."""
 
-    # normalisation
+    # normalization
     norm_adv: bool = True
-    """Normalise advantages over each minibatch, across all devices."""
+    """Normalize advantages over each minibatch, across all devices."""
     normalize_returns: bool = True
-    """Let the critic predict normalised returns (PopArt), so that the scale of rewards does not
+    """Let the critic predict normalized returns (PopArt), so that the scale of rewards does not
     matter."""
     normalize_obs: bool = False
-    """Normalise observations by their running mean and standard deviation."""
+    """Normalize observations by their running mean and standard deviation."""
 
     # network
     activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
@@ -110,8 +110,8 @@ class Args(RecurrentArgs):
     rnn_layers: Layers = 1
     """Number of recurrent layers."""
     rnn_span: CountOrZero = 128
-    """Longest time scale of the recurrent cells at initialisation, in steps (chrono
-    initialisation, Tallec and Ollivier 2018); 0: 2 steps for all."""
+    """Longest time scale of the recurrent cells at initialization, in steps (chrono
+    initialization, Tallec and Ollivier 2018); 0: 2 steps for all."""
     obs_prev_action_reward: bool = False
     """Feed the previous action and reward to the recurrent layers too."""
 
@@ -210,7 +210,7 @@ class Memory(NamedTuple):
 
 
 class Learner(struct.PyTreeNode):
-    """Parameters, optimizer and normalisers, the same on every device."""
+    """Parameters, optimizer and normalizers, the same on every device."""
 
     params: Params
     opt_state: Any

@@ -1,4 +1,4 @@
-"""Parallelised Q-Network (Gallici et al. 2025), data-parallel over every device.
+"""Parallelized Q-Network (Gallici et al. 2025), data-parallel over every device.
 
 docs/pqn.md explains this file.
 
@@ -82,10 +82,10 @@ class Args(RecurrentArgs):
     hidden_sizes: tuple[Count, ...] = (128, 128)
     """Widths of the hidden layers, behind the convolutions where observations are images."""
     layer_norm: bool = True
-    """Apply layer normalisation before every activation, which keeps Q-learning stable without a
+    """Apply layer normalization before every activation, which keeps Q-learning stable without a
     target network."""
     normalize_obs: bool = False
-    """Normalise observations by their running mean and standard deviation."""
+    """Normalize observations by their running mean and standard deviation."""
     encoder: Literal["small", "nature", "impala", "flat"] = "small"
     """Image encoder: small (a 3 x 3 convolution with 16 channels), nature (the Nature DQN network),
     impala (IMPALA's ResNet) or flat (none)."""
@@ -99,8 +99,8 @@ class Args(RecurrentArgs):
     rnn_layers: Layers = 1
     """Number of recurrent layers."""
     rnn_span: CountOrZero = 128
-    """Longest time scale of the recurrent cells at initialisation, in steps (chrono
-    initialisation, Tallec and Ollivier 2018); 0: 2 steps for all."""
+    """Longest time scale of the recurrent cells at initialization, in steps (chrono
+    initialization, Tallec and Ollivier 2018); 0: 2 steps for all."""
 
     @property
     def samples_per_env(self) -> int:
@@ -161,7 +161,7 @@ Metrics = dict[str, jax.Array]
 
 
 class Learner(struct.PyTreeNode):
-    """Parameters, optimizer and normaliser, the same on every device."""
+    """Parameters, optimizer and normalizer, the same on every device."""
 
     params: Any
     opt_state: Any

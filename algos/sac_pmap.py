@@ -82,22 +82,22 @@ class Args(OffPolicyArgs):
     """Target entropy, in units of -|A| for Box actions (default: 1), of log n for n discrete ones
     (default: 0.5)."""
 
-    # normalisation
+    # normalization
     normalize_obs: bool = False
-    """Normalise observations by the mean and standard deviation of all observations
+    """Normalize observations by the mean and standard deviation of all observations
     stored so far."""
     normalize_rewards: bool = False
     """Divide rewards by the standard deviation of discounted returns so far."""
 
     # network
     critic_norm: Literal["none", "layer", "batch", "renorm"] = "none"
-    """Normalisation layers of the Q functions, which allow a higher --utd-ratio; renorm: batch
-    renormalisation."""
+    """Normalization layers of the Q functions, which allow a higher --utd-ratio; renorm: batch
+    renormalization."""
     actor_norm: Literal["none", "layer", "batch", "renorm"] = "none"
-    """Normalisation layers of the policy; renorm: batch renormalisation."""
+    """Normalization layers of the policy; renorm: batch renormalization."""
     weight_norm: bool = False
     """Scale the weights into each unit to norm 1 after every gradient step (weight
-    normalisation)."""
+    normalization)."""
     residual: bool = False
     """Use residual blocks, all of one width, in place of hidden layers."""
     activation: Literal["tanh", "relu", "swish", "gelu"] = "relu"
@@ -221,7 +221,7 @@ class OptStates(NamedTuple):
 
 
 class Learner(struct.PyTreeNode):
-    """Parameters, optimizers and normalisers, the same on every device."""
+    """Parameters, optimizers and normalizers, the same on every device."""
 
     params: Params
     opt_states: OptStates
@@ -473,7 +473,7 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         return policy
 
     def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
-        """Update the normalisers with newly stored transitions [T, N, ...].
+        """Update the normalizers with newly stored transitions [T, N, ...].
 
         If `valid` [T, N] is given, only transitions where it is True count.
         """

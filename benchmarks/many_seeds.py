@@ -25,7 +25,7 @@ import tyro
 
 from pmaprl.cli.command import parse
 from pmaprl.cli.files import read_config
-from pmaprl.drawing.groups import align
+from pmaprl.comparison.curves import align
 from pmaprl.runs.estimates import estimate, interval
 from pmaprl.runs.metrics import EVALUATION, read_log
 

@@ -110,7 +110,7 @@ def named(params: sac_pmap.Params) -> dict[str, np.ndarray]:
     for network in ("actor", "critics", "targets"):
         collections = dict(getattr(params, network) or {})
         if network == "targets":
-            collections.pop("batch_stats", None)  # nothing is normalised by these
+            collections.pop("batch_stats", None)  # nothing is normalized by these
         for collection in collections.values():
             for (module, *layer), x in flatten_dict(collection).items():
                 kind = module.split("_")[0]

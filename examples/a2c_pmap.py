@@ -80,7 +80,7 @@ class Learner(struct.PyTreeNode):
 
     params: Any
     opt_state: Any
-    obs_stats: None = None  # observations are not normalised
+    obs_stats: None = None  # observations are not normalized
 
 
 def n_step_returns(reward, next_value, terminated, truncated, gamma: float) -> jax.Array:

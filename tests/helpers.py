@@ -631,7 +631,7 @@ TINY_SAC = {
     "hidden_sizes": (64, 64),
 }
 TRAINED = {
-    "normalised": small_args(normalize_obs=True, num_seeds=2, **TINY),
+    "normalized": small_args(normalize_obs=True, num_seeds=2, **TINY),
     "box": small_args(env="helpers:Pusher", **TINY),
     "one-hot": small_args(env="FrozenLake-misc", **TINY),
     "memory": small_rnn_args(env="helpers:Endings", obs_prev_action_reward=True, **TINY),

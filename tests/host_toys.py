@@ -429,7 +429,7 @@ for toy in (*TOYS, OneArrayToy, OddToy, RaggedToy, StubbornToy, TellingToy, Tell
 
 
 class ReusingToys(gymnasium.vector.VectorEnv):
-    """Two, vectorised by themselves, with arrays that every step overwrites; their episodes have 3
+    """Two, vectorized by themselves, with arrays that every step overwrites; their episodes have 3
     and 5 steps.
 
     They observe the step, and 100 at the end. The reward is 1, and 50 in a step that only resets.

@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "actors": {"cli", "envs", "machine", "device"},
     "runs": {"cli", "envs", "nets", "machine", "device"},
     "policies": {"cli", "envs", "device", "runs"},
-    "drawing": {"cli", "envs", "device", "runs"},
+    "comparison": {"cli", "runs"},
+    "drawing": {"cli", "envs", "device", "runs", "comparison"},
 }
 ROOMS = set(MAY_IMPORT)
 MAY_IMPORT |= {

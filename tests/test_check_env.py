@@ -12,8 +12,8 @@ from helpers import make_env
 from pmaprl import check_env
 from pmaprl.cli.errors import TrainingError, UsageError
 from pmaprl.envs import spaces
+from pmaprl.envs.foreign_code import place_in_code
 from pmaprl.envs.masks import check_parts
-from pmaprl.envs.suite_tools import place_in_code
 from pmaprl.suites.tools.processes import InItsProcess
 
 BROKEN = """

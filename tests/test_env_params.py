@@ -14,8 +14,8 @@ from helpers import Bribe, make_env, metric_rows, ppo, small_args
 from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.cli.errors import UsageError
+from pmaprl.comparison.selection import Selection, load
 from pmaprl.device.rollout import step_envs
-from pmaprl.drawing.groups import Selection, load
 from pmaprl.envs.registry import make
 from pmaprl.envs.variation import check_number, run_env
 from pmaprl.play import Args as PlayArgs

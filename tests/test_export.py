@@ -55,7 +55,7 @@ def snippet(kind: str) -> str:
     return re.search(rf"<!-- load {kind} -->\n```python\n(.*?)```", DOCS, re.DOTALL)[1]
 
 
-@pytest.mark.parametrize("name", ["normalised", "parts", "sac"])
+@pytest.mark.parametrize("name", ["normalized", "parts", "sac"])
 def test_an_exported_policy_acts_like_the_loaded_one_for_every_batch_size(trained, tmp_path, name):
     out = tmp_path / "p.stablehlo"
     args = parse(pmaprl.export.Args, [str(trained(name)[0]), "--out", str(out)])
@@ -244,12 +244,12 @@ def test_random_observations_are_legal_and_typed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["normalised", "hybrid", "dqn"])
+@pytest.mark.parametrize("name", ["normalized", "hybrid", "dqn"])
 def test_onnx(trained, tmp_path, monkeypatch, name):
     pytest.importorskip("jax2onnx")
     import onnxruntime
 
-    policy = load_policy(trained(name)[0], seed=int(name == "normalised"))
+    policy = load_policy(trained(name)[0], seed=int(name == "normalized"))
     out = tmp_path / "policy.onnx"
     pmaprl.export.export_policy(policy, out)
     session = onnxruntime.InferenceSession(str(out))
@@ -260,7 +260,7 @@ def test_onnx(trained, tmp_path, monkeypatch, name):
             policy(obs),
             atol=1e-5,
         )
-    if name == "normalised":
+    if name == "normalized":
         monkeypatch.chdir(tmp_path)
         here = {}
         exec(snippet("onnx"), here)
@@ -316,12 +316,12 @@ def test_an_exported_policy_with_memory_acts_like_the_loaded_one_step_by_step(
 @pytest.mark.slow
 def test_the_documented_lines_load_it_without_the_repository(trained, tmp_path):
     out = tmp_path / "policy.stablehlo"
-    args = pmaprl.export.Args(run=str(trained("normalised")[0]), out=str(out))
+    args = pmaprl.export.Args(run=str(trained("normalized")[0]), out=str(out))
     exit_code(
         pmaprl.export.export,
         args,
     )
-    policy = load_policy(trained("normalised")[0])
+    policy = load_policy(trained("normalized")[0])
     obs = observations(policy, 5)
     np.save(tmp_path / "obs.npy", obs)
     code = snippet("stablehlo") + 'np.save("actions.npy", policy(np.load("obs.npy")))\n'
@@ -333,7 +333,7 @@ def test_the_documented_lines_load_it_without_the_repository(trained, tmp_path):
 
 def test_playing_prints_the_returns_and_draws_an_episode(trained, tmp_path, capsys):
     gif = tmp_path / "episode.gif"
-    words = [str(trained("normalised")[0]), "--episodes", "3", "--gif", str(gif), "--stochastic"]
+    words = [str(trained("normalized")[0]), "--episodes", "3", "--gif", str(gif), "--stochastic"]
     episodes = pmaprl.play.play(parse(pmaprl.play.Args, words))
     lines = capsys.readouterr().out.splitlines()
     printed = [re.split(r"\s+", line) for line in lines if line.startswith("episode ")]

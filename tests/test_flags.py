@@ -754,7 +754,7 @@ def test_help_has_every_flag_once(args_class):
 
 COMMANDS = [module.Args for module in (check_env, compare, export, play, plot, tune)]
 VERBS = """
-    Apply Bootstrap Clip Continue Delete Divide Draw Feed Let Log Make Measure Normalise Print
+    Apply Bootstrap Clip Continue Delete Divide Draw Feed Let Log Make Measure Normalize Print
     Sample Save Scale Share Squash Start Take Tune Use Write
 """  # in the imperative, by which switches begin; a new switch may need another
 NO_NOUNS = "A All Also An As How If Of Only Over The Those What When Where Whether Which Who"

@@ -308,7 +308,7 @@ def test_a_mask_that_the_first_reset_lacks_is_refused(vectorization, params):
 
 
 @pytest.mark.parametrize("params", ["", '{"at_resets": true}'])
-def test_masks_in_infos_of_a_suite_that_vectorises_itself_are_refused(params):
+def test_masks_in_infos_of_a_suite_that_vectorizes_itself_are_refused(params):
     def played(params):
         name = f"{TOYS}TellingToys-v0"
         with closing(make_host(name, 2, 0, env_params=params, vectorization="vector")) as envs:

@@ -430,8 +430,8 @@ def test_normal_against_numpy():
     policy = Normal(jnp.asarray(mean), jnp.asarray(log_std))
     std = np.exp(log_std)
     exponent = -0.5 * ((action - mean) / std) ** 2
-    normaliser = np.log(std * math.sqrt(2 * math.pi))
-    log_density = exponent - normaliser
+    normalizer = np.log(std * math.sqrt(2 * math.pi))
+    log_density = exponent - normalizer
     log_prob = policy.log_prob(jnp.asarray(action))
     assert_allclose(log_prob, log_density.sum(), rtol=1e-6)
     variance = 2 * math.pi * math.e * std**2
@@ -633,7 +633,7 @@ def test_new_units_leave_predictions_as_they_are():
 
 @pytest.mark.parametrize(("renorm", "warmup"), [(False, 0), (True, 1), (True, 2)])
 @pytest.mark.parametrize("devices", [1, 4])
-def test_batches_are_normalised_by_the_samples_of_all_devices_or_by_running_averages(
+def test_batches_are_normalized_by_the_samples_of_all_devices_or_by_running_averages(
     renorm, warmup, devices
 ):
     rng = np.random.default_rng(0)
@@ -666,7 +666,7 @@ def test_batches_are_normalised_by_the_samples_of_all_devices_or_by_running_aver
 
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("mean", [3, 1e3, 1e4])
-def test_batches_far_from_zero_are_normalised(mean, devices):
+def test_batches_far_from_zero_are_normalized(mean, devices):
     rng = np.random.default_rng(0)
     x = rng.normal(mean, 1, (256, 3)).astype(np.float32)
     layer = BatchNorm()

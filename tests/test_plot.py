@@ -19,8 +19,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pmaprl import compare, plot
 from pmaprl.cli.command import exit_code, parse
 from pmaprl.cli.errors import UsageError
+from pmaprl.comparison.curves import align
+from pmaprl.comparison.groups import group
+from pmaprl.comparison.logged_runs import LoggedRun
+from pmaprl.comparison.notes import mixed_flags_notes
 from pmaprl.drawing.figures import draw_curve, draw_population, side_by_side
-from pmaprl.drawing.groups import LoggedRun, align, group, mixed_flags_notes
 from pmaprl.runs.clock import Clock
 from pmaprl.runs.estimates import difference, estimate, interval, mean_over_steps, spread
 from pmaprl.runs.metrics import (

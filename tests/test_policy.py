@@ -40,10 +40,10 @@ from pmaprl.suites.tools.conversion import Conversion
 
 @pytest.fixture
 def run_copy(trained, tmp_path) -> Path:
-    return shutil.copytree(trained("normalised")[0], tmp_path / "run")
+    return shutil.copytree(trained("normalized")[0], tmp_path / "run")
 
 
-SOON = "normalised", "memory", "parts", "sac"
+SOON = "normalized", "memory", "parts", "sac"
 
 
 @pytest.mark.parametrize(
@@ -123,15 +123,15 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_on_the_host_did(
     )
 
 
-def test_actions_are_best_and_drawn_by_the_logits_of_normalised_observations(trained):
-    run_dir, env, _ = trained("normalised")
+def test_actions_are_best_and_drawn_by_the_logits_of_normalized_observations(trained):
+    run_dir, env, _ = trained("normalized")
     policy = load_policy(run_dir)
     actor = ppo.Actor(ppo.Args.from_run(run_dir), env.spec)
     rng = np.random.default_rng(0)
     raw = rng.normal(size=(500, 4)).astype(np.float32)
-    normalised = policy._learner.obs_stats.normalize(raw)
+    normalized = policy._learner.obs_stats.normalize(raw)
     right, wrong = (
-        actor.apply(policy._learner.params.actor, obs)[0].logits for obs in (normalised, raw)
+        actor.apply(policy._learner.params.actor, obs)[0].logits for obs in (normalized, raw)
     )
     assert_array_equal(policy(raw), right.argmax(axis=1))
     differs = policy(raw) != wrong.argmax(axis=1)
@@ -197,7 +197,7 @@ def test_actions_are_within_the_bounds_of_a_box_and_of_the_kind_that_gymnasium_w
 
 def test_step_seed_and_path_choose_the_parameters(trained, run_copy, monkeypatch):
     """Also while the run goes on, and where the newest checkpoint is damaged."""
-    run_dir, _, result = trained("normalised")
+    run_dir, _, result = trained("normalized")
     name = "learner/params/actor/params/PolicyHead_0/Dense_0/kernel"
     kernels = {step: orbax.load(run_dir / "checkpoints" / str(step))[name] for step in (128, 256)}
 
@@ -318,7 +318,7 @@ def test_a_run_directory_does_not_decide_which_code_is_run(trained, tmp_path, mo
     monkeypatch.setattr("pmaprl.policy.ROOT", tmp_path)
     monkeypatch.setattr("pmaprl.runs.scripts.ALGOS", algos)
     script = script.format(outside=outside) if isinstance(script, str) else script
-    run_dir = with_config(trained("normalised")[0], tmp_path / "run", script=script)
+    run_dir = with_config(trained("normalized")[0], tmp_path / "run", script=script)
     with pytest.raises(UsageError, match="--algorithm|algorithm="):
         load_policy(run_dir)
     assert not marker.exists()
@@ -337,7 +337,7 @@ def test_hostile_configurations_take_no_memory(
     trained, tmp_path, monkeypatch, path, value, message
 ):
     """A small file may hold an array of gigabytes: its shape is known before it is read."""
-    run_dir = trained("normalised")[0]
+    run_dir = trained("normalized")[0]
     monkeypatch.setattr(orbax, "load", lambda *_: pytest.fail("it was read"))
     config = json.loads((run_dir / "config.json").read_text())
     *parents, name = path.split("/")
@@ -354,7 +354,7 @@ def test_code_from_elsewhere_is_run_when_it_is_named_and_imported_anew_when_it_c
 ):
     mine = tmp_path / "mine.py"
     code = Path(ppo.__file__).read_text() + "# mine\n"
-    source = trained("normalised")[0]
+    source = trained("normalized")[0]
     run_dir = with_config(source, tmp_path / "run", script=str(mine))
     rng = np.random.default_rng(0)
     obs = rng.normal(size=(20, 4))
@@ -523,12 +523,12 @@ def test_jax_that_cannot_start_is_said_with_the_reason(trained, monkeypatch):
 
     monkeypatch.setattr(jax, "local_devices", fails)
     with pytest.raises(UsageError, match="no such device"):
-        load_policy(trained("normalised")[0])
+        load_policy(trained("normalized")[0])
     with pytest.raises(UsageError, match="no such device"):
         choose_devices(1, 4)
 
 
 def test_commands_for_policies_name_a_setting_of_jax_that_they_do_not_work_with(trained):
     with jax.numpy_rank_promotion("raise"), pytest.raises(UsageError, match="RANK_PROMOTION=raise"):
-        args = PolicyArgs(str(trained("normalised")[0]))
+        args = PolicyArgs(str(trained("normalized")[0]))
         load_named(args, Console(quiet=True, total_steps=0))

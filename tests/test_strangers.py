@@ -44,7 +44,7 @@ MARKER = "module_of_a_stranger"
 
 @pytest.fixture
 def run_dir(trained, tmp_path) -> Path:
-    return shutil.copytree(trained("normalised")[0], tmp_path / "run")
+    return shutil.copytree(trained("normalized")[0], tmp_path / "run")
 
 
 @pytest.fixture

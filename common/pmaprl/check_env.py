@@ -55,11 +55,11 @@ from pmaprl.device.programs import set_up_cache
 from pmaprl.drawing.pictures import fitting
 from pmaprl.envs import spaces
 from pmaprl.envs.environment import Env, channels_in_front
+from pmaprl.envs.foreign_code import place_in_code, readable_errors, reason
 from pmaprl.envs.masks import check_parts, is_mask, legal_actions, nothing_legal
 from pmaprl.envs.ranges import are_bytes_in_bounds, are_choices, fault_in
 from pmaprl.envs.registry import make, make_host
 from pmaprl.envs.spaces import Box, EnvSpec
-from pmaprl.envs.suite_tools import place_in_code, readable_errors, reason
 from pmaprl.machine.devices import check_settings, start_jax
 
 NUM_ENVS = 4

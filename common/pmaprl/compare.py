@@ -20,8 +20,10 @@ from pmaprl.cli.checks import Finite
 from pmaprl.cli.command import main, parse
 from pmaprl.cli.errors import UsageError, printable
 from pmaprl.cli.files import check_target, replacing
-from pmaprl.drawing import groups
-from pmaprl.drawing.groups import Group, LoggedRun, Selection
+from pmaprl.comparison.curves import align, final_returns
+from pmaprl.comparison.groups import Group, flag_text
+from pmaprl.comparison.logged_runs import LoggedRun
+from pmaprl.comparison.selection import Selection, load
 from pmaprl.runs.console import brief
 from pmaprl.runs.estimates import (
     CONFIDENCE,
@@ -89,7 +91,7 @@ def compare(args: Args) -> Any:
     """
     import pandas
 
-    all_groups = groups.load(args, [TRAINING, RECENT, EVALUATION])
+    all_groups = load(args, [TRAINING, RECENT, EVALUATION])
     by_env = defaultdict(list)
     for group in all_groups:
         by_env[group.env].append(group)
@@ -159,7 +161,7 @@ def _returns(runs: Iterable[LoggedRun]) -> tuple[np.ndarray, list[int], int]:
     seeds = []
     num_of_training = 0
     for run in runs:
-        values, is_training = groups.final_returns(run.log)
+        values, is_training = final_returns(run.log)
         is_known = np.isfinite(values)
         returns.extend(values[is_known])
         seeds.extend(np.array(run.seeds[: len(is_known)])[is_known].tolist())
@@ -186,7 +188,7 @@ def _row(group: Group, args: Args, threshold: float, span: Span) -> dict[str, An
     steps = np.concatenate([_until(run, threshold, "steps") for run in group.runs])
     seconds = np.concatenate([_until(run, threshold, "wall") for run in group.runs])
     speeds = [log.steps / (log.trained_seconds or math.nan) for log in logs]
-    flags = {name: groups.flag_text(group.variant.get(name, "")) for name in args.by}
+    flags = {name: flag_text(group.variant.get(name, "")) for name in args.by}
     return {
         "env": group.env,
         "algorithm": group.algorithm,
@@ -294,7 +296,7 @@ def _area(run: LoggedRun, span: Span) -> np.ndarray:
     """The mean return [S] of a run over a span; NaN for a seed whose curve does not cover it."""
     if span.metric not in run.log.series:
         return np.full(len(run.seeds), math.nan)
-    steps, values = groups.align([run.log.series[span.metric]])
+    steps, values = align([run.log.series[span.metric]])
     return mean_over_steps(steps, values, span.first, span.last)
 
 

@@ -36,7 +36,7 @@ import jax.export
 
 from pmaprl.device.agents import PolicyInput
 from pmaprl.device.state import by_name
-from pmaprl.envs.suite_tools import import_package, readable_errors
+from pmaprl.envs.foreign_code import import_package, readable_errors
 from pmaprl.export_check import Checked, check_file
 from pmaprl.policies.policy import Policy
 from pmaprl.policy import StoredPolicy, load_named
@@ -178,7 +178,7 @@ def describe(policy: StoredPolicy, out: Path, content: bytes) -> dict[str, Any]:
         for name, x in by_name({key: tree}).items():
             inputs[name] = {"shape": list(x.shape), "dtype": str(x.dtype)}
     input_text = (
-        "raw observations [batch, *shape], as the environment gives them; normalisation is inside"
+        "raw observations [batch, *shape], as the environment gives them; normalization is inside"
     )
     output_text = "greedy actions [batch, *shape], as the environment takes them"
     if policy.has_memory:

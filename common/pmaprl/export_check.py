@@ -14,9 +14,9 @@ import numpy as np
 
 from pmaprl.cli.errors import UsageError
 from pmaprl.device.state import by_name
+from pmaprl.envs.foreign_code import import_package, reason
 from pmaprl.envs.masks import is_mask
 from pmaprl.envs.spaces import Box, Leaf, Space, as_tree, choices_of, leaves
-from pmaprl.envs.suite_tools import import_package, reason
 from pmaprl.policies.policy import Policy
 from pmaprl.policy import StoredPolicy
 
@@ -141,7 +141,7 @@ def random_observations(
 ) -> Any:
     """Draw observations in the types of the environment.
 
-    Numbers follow the statistics by which the policy normalises them. Without statistics they are
+    Numbers follow the statistics by which the policy normalizes them. Without statistics they are
     uniform within their bounds or, if these are too wide to mean anything, normal. In every mask
     each component of an action has a legal choice.
 

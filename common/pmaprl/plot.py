@@ -16,7 +16,9 @@ from pmaprl.cli.checks import Finite
 from pmaprl.cli.command import main, parse
 from pmaprl.cli.errors import UsageError, printable
 from pmaprl.cli.files import check_target, replacing
-from pmaprl.drawing import groups
+from pmaprl.comparison.curves import align
+from pmaprl.comparison.groups import Group, flag_text
+from pmaprl.comparison.selection import Selection, load, say, suggest
 from pmaprl.drawing.figures import (
     AXES,
     COLORS,
@@ -31,7 +33,6 @@ from pmaprl.drawing.figures import (
     shade,
     side_by_side,
 )
-from pmaprl.drawing.groups import Group, Selection
 from pmaprl.runs.estimates import estimate, estimate_name, spread
 from pmaprl.runs.metrics import RECENT, TRAINING, is_number
 
@@ -89,12 +90,12 @@ def learning_curves(args: Args) -> Any:
     Raises:
         UsageError: there is nothing to draw.
     """
-    all_groups = groups.load(args, [args.y])
+    all_groups = load(args, [args.y])
     runs = [run for group in all_groups for run in group.runs]
     names = frozenset().union(*(run.log.names for run in runs))
     if args.y not in names:
         raise UsageError(
-            f"--y {args.y}: none of the runs has this metric; {groups.suggest(args.y, names)}"
+            f"--y {args.y}: none of the runs has this metric; {suggest(args.y, names)}"
         )
     if args.kind == "heatmap":
         return _heat_maps(all_groups, args)
@@ -109,7 +110,7 @@ def _curves(all_groups: list[Group], args: Args) -> Any:
         if curve:
             curves.append(curve)
         else:
-            groups.say([f"{group.label} in {group.env}: no {args.y} at common places, left out"])
+            say([f"{group.label} in {group.env}: no {args.y} at common places, left out"])
     if not curves:
         raise UsageError(
             f"{args.y} is null in all rows of the runs: wait for its first number, or choose "
@@ -224,7 +225,7 @@ def _legend_of_factors(all_groups: list[Group], of_points: bool) -> list[Line]:
         if of_points:
             how |= {"linestyle": "", "marker": MARKERS[dashes], "markersize": 6}
         return Line(
-            label=f"{name} {groups.flag_text(value)}",
+            label=f"{name} {flag_text(value)}",
             x=np.empty(0),
             y=np.empty(0),
             how=how,
@@ -248,7 +249,7 @@ def _curve(group: Group, args: Args, style: dict[str, Any]) -> Curve | None:
     if not logged:
         return None
     series = [run.log.series[args.y] for run in logged]
-    x, values = groups.align(series, args.x, hold=args.x == "wall")
+    x, values = align(series, args.x, hold=args.x == "wall")
     num_seeds = sum(len(run.seeds) for run in logged)
     unit = "seed" if len(values) == num_seeds else "run"
     values = values[np.isfinite(values).any(axis=1)]
@@ -269,7 +270,7 @@ def _curve(group: Group, args: Args, style: dict[str, Any]) -> Curve | None:
         )
     if end < 0.9 * last:
         notes.append(f"the line ends at {end:,.0f} with the shortest run, not at {last:,.0f}")
-    groups.say(f"{group.label} in {group.env}: {note}" for note in notes)
+    say(f"{group.label} in {group.env}: {note}" for note in notes)
     count = len(values)
     line = Line(
         label="",
@@ -294,7 +295,7 @@ def _heat_maps(all_groups: list[Group], args: Args) -> Any:
     seeds = set()
     for group in all_groups:
         if {first, second} - group.variant.keys():
-            groups.say([f"{group.label} in {group.env}: it does not have both flags, left out"])
+            say([f"{group.label} in {group.env}: it does not have both flags, left out"])
             continue
         logs = [run.log.series[args.y] for run in group.runs if args.y in run.log.series]
         last = np.concatenate([[], *(_last_values(series.values) for series in logs)])
@@ -318,8 +319,8 @@ def _heat_maps(all_groups: list[Group], args: Args) -> Any:
                 numbers[i, j] = cells.get(cell, np.nan)
         grid = Grid(
             title=f"{env}, {algorithm}",
-            rows=[groups.flag_text(row) for row in rows],
-            columns=[groups.flag_text(column) for column in columns],
+            rows=[flag_text(row) for row in rows],
+            columns=[flag_text(column) for column in columns],
             values=numbers,
         )
         drawn.append(grid)

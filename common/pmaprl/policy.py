@@ -9,7 +9,7 @@ A policy with memory acts with it:
     action, memory = policy(obs, memory, first)
 
 Observations go in as the environment gives them and actions come out as it takes them: the
-observation normaliser, the one-hot encoding and the action bounds are part of the policy.
+observation normalizer, the one-hot encoding and the action bounds are part of the policy.
 """
 
 import importlib.util

@@ -36,8 +36,7 @@ from pmaprl.policies.policy import Policy
 from pmaprl.policies.ratings import rate_members
 from pmaprl.runs.directory import describe_shared
 from pmaprl.runs.lock import locked
-from pmaprl.runs.reports import TrainResult
-from pmaprl.runs.results import ranked, training_returns
+from pmaprl.runs.results import TrainResult, ranked, training_returns
 from pmaprl.runs.run import Run
 from pmaprl.runs.scripts import remember
 from pmaprl.runs.setup import Callback, Setup

@@ -26,13 +26,13 @@ from pmaprl.device.statistics import MetricSums, Number, reduction_of
 from pmaprl.envs import spaces
 from pmaprl.envs.bytes import spec_with_byte_max
 from pmaprl.envs.differences import difference
+from pmaprl.envs.foreign_code import readable_errors
 from pmaprl.envs.host import HostEnvs, HostStep, SteppedEnvs, begins, evaluation_params
 from pmaprl.envs.masks import check_legal, check_parts, legal_actions
 from pmaprl.envs.numbers import cast, is_numeric
 from pmaprl.envs.ranges import fault_in
 from pmaprl.envs.registry import make_host
 from pmaprl.envs.spaces import Box, Discrete, EnvSpec
-from pmaprl.envs.suite_tools import readable_errors
 from pmaprl.envs.variation import REDUCTIONS
 from pmaprl.machine.devices import Device
 

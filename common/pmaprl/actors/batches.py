@@ -46,7 +46,7 @@ from pmaprl.device.episodes import WINDOW
 from pmaprl.device.interface import RunState
 from pmaprl.device.outcome import Outcome
 from pmaprl.device.statistics import MetricSums, OptionalMetric
-from pmaprl.envs.suite_tools import reason
+from pmaprl.envs.foreign_code import reason
 from pmaprl.machine import multihost
 from pmaprl.machine.devices import Device
 

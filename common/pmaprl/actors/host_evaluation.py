@@ -15,8 +15,8 @@ from pmaprl.cli.host_flags import HostEnvArgs
 from pmaprl.device.agents import Player
 from pmaprl.device.evaluation import SEED, Episodes
 from pmaprl.envs.environment import LONGEST_HORIZON
+from pmaprl.envs.foreign_code import reason
 from pmaprl.envs.host import HostEnvs, SteppedEnvs, evaluation_params
-from pmaprl.envs.suite_tools import reason
 from pmaprl.machine import multihost
 
 MOST_ENVS = 32  # environments of an evaluation

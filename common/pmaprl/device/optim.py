@@ -79,7 +79,7 @@ def gradient_step(
 
 
 def unit_norm(variables: Any) -> Any:
-    """Scale the weights into every unit to norm 1 (weight normalisation).
+    """Scale the weights into every unit to norm 1 (weight normalization).
 
     Args:
         variables: variables of networks, of which every array named "kernel" is scaled.

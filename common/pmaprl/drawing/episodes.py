@@ -25,10 +25,10 @@ from pmaprl.drawing.pictures import INK, PAPER, Paint, below, fitting, font, gri
 from pmaprl.drawing.tracks import groups_of, paint_tracks
 from pmaprl.envs import spaces
 from pmaprl.envs.environment import LONGEST_HORIZON, Env
+from pmaprl.envs.foreign_code import place_in_code, reason
 from pmaprl.envs.host import HostEnvs, HostStep
 from pmaprl.envs.masks import is_mask
 from pmaprl.envs.spaces import EnvSpec
-from pmaprl.envs.suite_tools import place_in_code, reason
 
 MOST_MAPS = 3  # maps of an observation that are drawn
 MAX_FRAMES = 500  # frames of a GIF

@@ -8,7 +8,7 @@ import numpy as np
 
 from pmaprl.cli.errors import printable
 from pmaprl.cli.files import replacing
-from pmaprl.drawing.groups import align, final_returns
+from pmaprl.comparison.curves import align, final_returns
 from pmaprl.runs.estimates import CONFIDENCE, FEWEST, Interval
 from pmaprl.runs.metrics import EVALUATION, RECENT, TRAINING, Log, Series, read_log
 from pmaprl.runs.results import ranked, training_returns

@@ -22,7 +22,8 @@ from pmaprl.cli.env_flags import SUITES
 from pmaprl.cli.errors import UsageError
 from pmaprl.envs import spaces
 from pmaprl.envs.environment import Env, Step, select
-from pmaprl.envs.suite_tools import changed_params, own_names, readable_errors, reason, settable
+from pmaprl.envs.foreign_code import readable_errors, reason
+from pmaprl.envs.suite_params import changed_params, obs_names_of, settable
 from pmaprl.envs.variation import with_draws
 
 
@@ -49,7 +50,7 @@ class GymnaxStyleEnv(Env):
         super().__init__(
             name, inner, inner.observation_space(params), inner.action_space(params), max_steps
         )
-        self.obs_names = own_names(inner)
+        self.obs_names = obs_names_of(inner)
 
     def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
         return self.inner.reset(key, self.params)

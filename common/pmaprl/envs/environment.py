@@ -18,7 +18,8 @@ A complete module for a suite called pond, whose states know neither time limits
 
     from pmaprl.envs.environment import Env, Step
     from pmaprl.envs.spaces import Discrete, box
-    from pmaprl.envs.suite_tools import changed_params, import_package, settable
+    from pmaprl.envs.foreign_code import import_package
+    from pmaprl.envs.suite_params import changed_params, settable
 
     def ids():
         return import_package("pond").registered()
@@ -70,7 +71,7 @@ from pmaprl.envs.spaces import (
     is_image,
     leaves,
 )
-from pmaprl.envs.suite_tools import is_number
+from pmaprl.envs.suite_params import is_number
 
 DEFAULT_HORIZON = 1_000  # for environments that declare no `max_steps`
 LONGEST_HORIZON = 27_000  # an evaluation has to end, whatever an environment declares

@@ -25,13 +25,13 @@ import numpy as np
 
 from pmaprl.cli.env_flags import read_params
 from pmaprl.envs.spaces import EnvSpec
-from pmaprl.envs.suite_tools import is_number
+from pmaprl.envs.suite_params import is_number
 
 
 class HostOptions(NamedTuple):
     """Options for creating host environments.
 
-    Suites that vectorise themselves ignore `vectorization`.
+    Suites that vectorize themselves ignore `vectorization`.
     """
 
     num_envs: int

@@ -28,8 +28,9 @@ from pmaprl.cli.env_flags import CUSTOM, SUITES, is_custom, read_params, split_n
 from pmaprl.cli.errors import UsageError, printable
 from pmaprl.envs import custom
 from pmaprl.envs.environment import Env
+from pmaprl.envs.foreign_code import import_package, readable_errors
 from pmaprl.envs.host import HostEnvs, HostOptions
-from pmaprl.envs.suite_tools import import_package, readable_errors, refuse_params
+from pmaprl.envs.suite_params import refuse_params
 from pmaprl.envs.variation import with_draws
 
 

@@ -94,7 +94,7 @@ def box(shape: tuple[int, ...], low: float = -np.inf, high: float = np.inf) -> B
 
 
 def convert(space: Any, what: str) -> Space:
-    """Convert a gymnax or gymnasium space, recognised by its attributes, to our record.
+    """Convert a gymnax or gymnasium space, recognized by its attributes, to our record.
 
     A Tuple of nothing but Discrete actions becomes MultiDiscrete, and so does MultiBinary.
 

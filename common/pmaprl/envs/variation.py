@@ -13,7 +13,8 @@ from pmaprl.cli.errors import UsageError
 from pmaprl.envs import spaces
 from pmaprl.envs.bytes import with_byte_max
 from pmaprl.envs.environment import Env, Step
-from pmaprl.envs.suite_tools import changed_params, readable_errors
+from pmaprl.envs.foreign_code import readable_errors
+from pmaprl.envs.suite_params import changed_params
 
 # Ends of the names of metrics that are no means
 REDUCTIONS = "sum", "max", "min", "last"

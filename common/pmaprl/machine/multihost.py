@@ -220,7 +220,7 @@ def _end_after_loss(args: RunArgs, process: int) -> NoReturn:
 
 
 def _start_runtime(where: str, **arguments: Any) -> None:
-    """Initialise JAX for several processes; it finds out `arguments` that are left out.
+    """Initialize JAX for several processes; it finds out `arguments` that are left out.
 
     Raises:
         UsageError: the processes could not meet.

@@ -1,6 +1,6 @@
 """Parts that an algorithm's file builds its networks from.
 
-They are encoders, layers, heads, distributions and normalisers.
+They are encoders, layers, heads, distributions and normalizers.
 """
 
 from pmaprl.envs.environment import SquashableSpace, check_discrete, check_squashable

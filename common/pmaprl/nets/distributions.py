@@ -52,7 +52,7 @@ class Categoricals(struct.PyTreeNode):
     One component is the plain Discrete case.
 
     Attributes:
-        logits: [..., sum(nvec)] unnormalised log-probabilities of the choices.
+        logits: [..., sum(nvec)] unnormalized log-probabilities of the choices.
         nvec: number of choices of each component.
         scalar: True if actions are [...] (Discrete), not [..., len(nvec)].
         legal: [..., sum(nvec)] bool. The other choices have probability zero. None: all are legal.

@@ -48,7 +48,7 @@ class RunningStats(struct.PyTreeNode):
             clip: bound of the absolute values of the result. None: no bound.
 
         Returns:
-            [..., *shape] normalised numbers.
+            [..., *shape] normalized numbers.
         """
         # The form `x - mean - rest` would be wrong: if both are constants, as in an exported
         # policy, XLA subtracts their rounded sum
@@ -147,7 +147,7 @@ def _add(
 
 
 class Normalizer(struct.PyTreeNode):
-    """Running statistics that normalise numbers; without statistics, numbers stay as they are.
+    """Running statistics that normalize numbers; without statistics, numbers stay as they are.
 
     Attributes:
         stats: `RunningStats`, or a tree of them for observations with parts. Parts with None stay
@@ -162,7 +162,7 @@ class Normalizer(struct.PyTreeNode):
 
         Args:
             space: the observation space. Each Box in it gets statistics, choices and masks none.
-            on: whether to normalise.
+            on: whether to normalize.
         """
         if not on:
             return cls(stats=None)
@@ -182,7 +182,7 @@ class Normalizer(struct.PyTreeNode):
     @property
     def std(self) -> Any:
         """Standard deviations of the parts; 1 before the first batch, and where nothing is
-        normalised.
+        normalized.
         """
         return _map(lambda stats: 1.0 if stats is None else stats.std, self.stats)
 

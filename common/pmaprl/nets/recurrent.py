@@ -20,7 +20,7 @@ Kind = Literal["none", "gru", "lstm"]
 class Inputs(NamedTuple):
     """Inputs of a network with memory, [T, N, ...]."""
 
-    obs: Array  # normalised
+    obs: Array  # normalized
     first: Array  # bool, True where an episode begins
     previous: Array  # [T, N, A + 1] action and reward of the step before; zeros without one
 
@@ -331,7 +331,7 @@ def initial_memory(
 
 
 def orthogonal_gates(key: Array, shape: tuple[int, int]) -> Array:
-    """Initialise a kernel [size, gates * size], orthogonal for each gate alone."""
+    """Initialize a kernel [size, gates * size], orthogonal for each gate alone."""
     size, width = shape
     orthogonal = nn.initializers.orthogonal()
     keys = jax.random.split(key, width // size)
@@ -344,7 +344,7 @@ def chrono_biases(
     key: Array,
     shape: tuple[int],
 ) -> Array:
-    """Initialise biases so that each cell remembers for a time of its own.
+    """Initialize biases so that each cell remembers for a time of its own.
 
     About a third of a cell's state is left after its time (Tallec and Ollivier 2018). Times are
     uniform between 2 and `span` steps, and 2 for all cells up to a span of 2. If all times were

@@ -61,7 +61,7 @@ class ImageEncoder(nn.Module):
         return x.reshape(count, x.shape[3]).T.reshape(*images.shape[:-3], count)
 
     def activated(self, x: Array) -> Array:
-        """Activate features; with `layer_norm` normalise the channels of each pixel before."""
+        """Activate features; with `layer_norm` normalize the channels of each pixel before."""
         if self.layer_norm:
             norm = nn.LayerNorm(
                 dtype=self.layer.get("dtype"),
@@ -217,10 +217,10 @@ class Features(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation (Ioffe & Szegedy 2015) of [B, F]; each device has an equal share.
+    """Batch normalization (Ioffe & Szegedy 2015) of [B, F]; each device has an equal share.
 
     In training it uses mean and variance of the batch, else their running averages, the collection
-    `batch_stats`. Batch renormalisation (`renorm`, Ioffe 2017) uses the averages in training too,
+    `batch_stats`. Batch renormalization (`renorm`, Ioffe 2017) uses the averages in training too,
     after `warmup` batches and as far as they are near the batch's own mean and deviation.
     """
 
@@ -256,7 +256,7 @@ class BatchNorm(nn.Module):
             moments = jnp.stack([mean, variance])
             mean, deviation = self._scale_of(moments)
             # Replace mean and deviation by those with which (x - mean) / deviation is the
-            # renormalised x
+            # renormalized x
             if self.renorm:
                 is_warm = batches.value >= self.warmup
                 ratio = deviation / running_deviation
@@ -284,7 +284,7 @@ def joint_forward(
 ) -> tuple[Any, Any, Any]:
     """Apply a network to two batches in training (CrossQ, Bhatt et al. 2024, section 3.2).
 
-    A network with batch normalisation sees both in one pass, and normalises by the statistics of
+    A network with batch normalization sees both in one pass, and normalizes by the statistics of
     both. Without statistics each goes through by itself.
 
     Args:
@@ -309,8 +309,8 @@ def joint_forward(
 class MLP(nn.Module):
     """Hidden layers, from [..., F] to [..., width of the last].
 
-    Layer and batch normalisation stand before the activations, batch renormalisation behind them.
-    The latter two normalise the inputs too. With `residual` each width is a block of two layers
+    Layer and batch normalization stand before the activations, batch renormalization behind them.
+    The latter two normalize the inputs too. With `residual` each width is a block of two layers
     around which its input passes (SimBa, Lee et al. 2025).
 
     Raises:
@@ -329,14 +329,14 @@ class MLP(nn.Module):
         activation = getattr(nn, self.activation)
 
         def norm(x, *kinds, use_bias=True):
-            """Normalise `x`, if the network does so in one of these ways."""
+            """Normalize `x`, if the network does so in one of these ways."""
             if self.norm not in kinds:
                 return x
             if self.norm == "layer":
                 return nn.LayerNorm(dtype=self.layer.get("dtype"))(x)
             return BatchNorm(self.norm == "renorm", use_bias)(x, train)
 
-        # A linear layer with batch normalisation of its own needs no bias in front of it
+        # A linear layer with batch normalization of its own needs no bias in front of it
         x = norm(x, "batch", "renorm", use_bias=self.norm != "batch" or self.residual)
         if self.residual:
             if len(set(self.hidden_sizes)) > 1:
@@ -369,7 +369,7 @@ OF_MODULE = "space", "parent", "name"  # fields of a torso that do not come from
 class Torso(nn.Module):
     """Features of raw observations and hidden layers.
 
-    Layers are initialised orthogonally with gain sqrt(2).
+    Layers are initialized orthogonally with gain sqrt(2).
     """
 
     space: spaces.Space
@@ -446,7 +446,7 @@ class Ensemble(NamedTuple):
     size: int
 
     def init(self, key: Array, *inputs: Any) -> Any:
-        """Initialise the parameters [Q, ...], each network by a key of its own."""
+        """Initialize the parameters [Q, ...], each network by a key of its own."""
         keys = jax.random.split(key, self.size)
         params = [self.network.init(key, *inputs) for key in keys]
         return jax.tree.map(lambda *x: jnp.stack(x), *params)

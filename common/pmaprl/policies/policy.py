@@ -204,7 +204,7 @@ class Policy:
 
     @property
     def obs_stats(self) -> Any:
-        """Statistics that normalise observations, a tree like them; None without."""
+        """Statistics that normalize observations, a tree like them; None without."""
         normalizer = getattr(self._learner, "obs_stats", None)
         return None if normalizer is None else normalizer.stats
 

@@ -30,7 +30,7 @@ from pmaprl.cli.errors import TrainingError, UsageError
 from pmaprl.cli.files import write_json
 from pmaprl.cli.stored import SMALL, entries_of, read_json, refuse_link, size_of_tree
 from pmaprl.device.state import Arrays
-from pmaprl.envs.suite_tools import reason
+from pmaprl.envs.foreign_code import reason
 from pmaprl.machine import multihost
 
 ROWS = "actors"  # part of a state with arrays [S, N, ...]; a process has its own N environments

@@ -3,7 +3,6 @@
 import math
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +21,6 @@ from pmaprl.runs.metrics import jsonable, read_log
 from pmaprl.runs.results import EvaluationResult, ranked, training_returns
 
 SHOWN_MEMBERS = 5  # best members that the footer lists
-
-
-@dataclass(repr=False)
-class TrainResult:
-    """Result of `train`."""
-
-    params: Any  # host arrays with a leading seed axis
-    evaluation: dict[str, Any]  # the last one, such as `eval/return_mean`: one number per seed
-    env_steps: int
-    run_dir: Path | None
-    state_sha256: str
-    status: str  # "finished" or "stopped"
-
-    def __repr__(self) -> str:
-        returns = self.evaluation.get("eval/return_mean")
-        fields = f"{self.status!r}, env_steps={self.env_steps}, return_mean={returns}"
-        return f"TrainResult(status={fields}, run_dir={str(self.run_dir)!r})"
 
 
 def header(run: Any, env: str, notes: dict[str, str], changes: list[str]) -> str:

@@ -4,6 +4,7 @@ The module imports nothing slow, because plots and tables read many runs.
 """
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,23 @@ from pmaprl.cli.stored import read_json
 from pmaprl.runs.metrics import RECENT, Series, is_number, read_log
 
 RESULT = "result.json"
+
+
+@dataclass(repr=False)
+class TrainResult:
+    """Result of `train`."""
+
+    params: Any  # host arrays with a leading seed axis
+    evaluation: dict[str, Any]  # the last one, such as `eval/return_mean`: one number per seed
+    env_steps: int
+    run_dir: Path | None
+    state_sha256: str
+    status: str  # "finished" or "stopped"
+
+    def __repr__(self) -> str:
+        returns = self.evaluation.get("eval/return_mean")
+        fields = f"{self.status!r}, env_steps={self.env_steps}, return_mean={returns}"
+        return f"TrainResult(status={fields}, run_dir={str(self.run_dir)!r})"
 
 
 class EvaluationResult(NamedTuple):

@@ -360,7 +360,7 @@ class Run:
 
     def finish(
         self, state: Any, at_end: dict[str, Callable[[Path, Any, str], str]]
-    ) -> reports.TrainResult:
+    ) -> results.TrainResult:
         """Evaluate and save the last state, write the result, and show the footer.
 
         Args:
@@ -404,7 +404,7 @@ class Run:
             footer = self.console.attempt("summary", reports.footer, self, record, lines)
             self.console.say(footer or "")
         self._interruption.go_on()
-        return reports.TrainResult(
+        return results.TrainResult(
             params=host.learner.params,
             evaluation=self.evaluations.newest.evaluation,
             env_steps=self.steps,

@@ -132,7 +132,7 @@ def _resumed(args: Any, like: Any, console: Console) -> InitialState | None:
 
 
 def _parameters_of(source: str, like: Any, console: Console) -> Arrays:
-    """Load parameters and normaliser statistics of the newest state of another run."""
+    """Load parameters and normalizer statistics of the newest state of another run."""
     wanted = {name: x for name, x in flatten(like).items() if name.startswith(TRANSFERRED)}
     step, arrays, damaged = Checkpoints(Path(source) / FOLDER).load(wanted, TRANSFERRED)
     for checkpoint in damaged:

@@ -8,9 +8,10 @@ import jax
 import numpy as np
 
 from pmaprl.envs.environment import Env, Step
+from pmaprl.envs.foreign_code import import_package
 from pmaprl.envs.spaces import box
-from pmaprl.envs.suite_tools import changed_params, import_package, settable
-from pmaprl.suites.tools.shared import mujoco_frame
+from pmaprl.envs.suite_params import changed_params, settable
+from pmaprl.suites.tools.rendering import mujoco_frame
 
 EPISODE_LENGTH = 1_000  # steps, as brax trains its own agents
 NOT_FOR_TRAINING = ("fast",)  # made for brax's own tests

@@ -10,7 +10,7 @@ import numpy as np
 
 from pmaprl.envs.custom import GymnaxStyleEnv, replaced
 from pmaprl.envs.environment import Step
-from pmaprl.envs.suite_tools import import_package, quiet
+from pmaprl.envs.foreign_code import import_package, quiet
 
 BLOCK = 16  # pixels of a block's side, one of the sizes that its textures have
 

@@ -7,11 +7,13 @@ import jax
 import numpy as np
 
 from pmaprl.cli.errors import UsageError
+from pmaprl.envs.foreign_code import import_package
 from pmaprl.envs.host import HostOptions, HostStep
-from pmaprl.envs.suite_tools import changed_params, check_time_limit, import_package, refuse_params
+from pmaprl.envs.suite_params import changed_params, check_time_limit, refuse_params
 from pmaprl.suites.tools.checked import of_each
 from pmaprl.suites.tools.conversion import Conversion
-from pmaprl.suites.tools.shared import FRAMES, OBS_NAMES
+from pmaprl.suites.tools.observed import OBS_NAMES
+from pmaprl.suites.tools.rendering import FRAMES
 
 MOVED = "-v2", "-v3"
 """Versions of MuJoCo's environments that gymnasium knows, but does not make any more."""

@@ -15,14 +15,16 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from pmaprl.cli.errors import FailedEnvError, UsageError
 from pmaprl.envs import spaces
+from pmaprl.envs.foreign_code import import_package, reason
 from pmaprl.envs.host import HostOptions, HostStep
 from pmaprl.envs.masks import MASK
 from pmaprl.envs.numbers import cast
-from pmaprl.envs.suite_tools import import_package, own_names, reason
+from pmaprl.envs.suite_params import obs_names_of
 from pmaprl.suites.tools import processes
 from pmaprl.suites.tools.checked import array_of, of_each, true_of_each
 from pmaprl.suites.tools.conversion import Conversion
-from pmaprl.suites.tools.shared import FRAMES, OBS_NAMES, draw_without_display
+from pmaprl.suites.tools.observed import OBS_NAMES
+from pmaprl.suites.tools.rendering import FRAMES, draw_without_display
 
 REGISTERED_BY = {"ale_py": "ale_py", "pmaprl": "pmaprl.suites.tools.processes"}
 """Modules that register environments on import, by the package of an environment's entry point."""
@@ -37,7 +39,7 @@ def ids() -> list[str]:
 class SuiteEnv:
     """Some of gymnasium's environments.
 
-    They are in processes of their own ("async"), in this thread ("sync"), or vectorised by their
+    They are in processes of their own ("async"), in this thread ("sync"), or vectorized by their
     suite ("vector").
     """
 
@@ -63,7 +65,7 @@ class SuiteEnv:
             raise UsageError(f"{name} does not reset by itself: take another --vectorization")
         self.resets_in_step = mode is AutoresetMode.SAME_STEP
         self._seed: int | None = options.seed
-        # An environment that a suite vectorises may write each step into the same arrays
+        # An environment that a suite vectorizes may write each step into the same arrays
         self._reuses_arrays = options.vectorization == "vector"
         observed = self.spec.observation_space
         is_observed = isinstance(observed, Mapping) and MASK in observed
@@ -75,7 +77,7 @@ class SuiteEnv:
         """Names of an observation's numbers; () for environments in processes of their own."""
         one_by_one = getattr(self._inner, "envs", None)
         drawn = one_by_one[0] if one_by_one else self._inner
-        return own_names(drawn.unwrapped) or OBS_NAMES.get(self._env_id, ())
+        return obs_names_of(drawn.unwrapped) or OBS_NAMES.get(self._env_id, ())
 
     def reset(self) -> Any:
         self._over = np.zeros(self.num_envs, bool)
@@ -87,7 +89,7 @@ class SuiteEnv:
 
     def reseed(self, seed: int) -> bool:
         self._seed = seed
-        # Environments that a suite vectorises may take a seed only when they are made
+        # Environments that a suite vectorizes may take a seed only when they are made
         return not self._reuses_arrays
 
     def step(self, action: np.ndarray) -> HostStep:
@@ -119,7 +121,7 @@ class SuiteEnv:
         )
 
     def _check_mask(self, infos: Any) -> None:
-        """Raise FailedEnvError if infos of a suite that vectorises itself have a mask.
+        """Raise FailedEnvError if infos of a suite that vectorizes itself have a mask.
 
         Other environments observe it, see `CheckedEnv`.
         """

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from pmaprl.envs.custom import GymnaxStyleEnv, has_own_step, replaced
-from pmaprl.suites.tools.shared import OBS_NAMES
+from pmaprl.suites.tools.observed import OBS_NAMES
 
 
 def ids() -> list[str]:

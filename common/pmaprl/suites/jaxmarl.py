@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmaprl.envs.environment import Env, Step
+from pmaprl.envs.foreign_code import import_package
 from pmaprl.envs.masks import MASK
 from pmaprl.envs.spaces import (
     Box,
@@ -24,7 +25,7 @@ from pmaprl.envs.spaces import (
     box,
     convert,
 )
-from pmaprl.envs.suite_tools import changed_params, import_package, settable
+from pmaprl.envs.suite_params import changed_params, settable
 from pmaprl.suites.tools.plane import Circle, plane_frame
 
 LIMIT = "max_steps"

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmaprl.envs.environment import Env, Step
+from pmaprl.envs.foreign_code import import_package, quiet, readable_errors
 from pmaprl.envs.masks import MASK
 from pmaprl.envs.spaces import Box, Discrete, MultiDiscrete, Space, box
-from pmaprl.envs.suite_tools import changed_params, import_package, quiet, readable_errors, settable
+from pmaprl.envs.suite_params import changed_params, settable
 
 DOWNLOADED = ("Sokoban-v0",)  # environments that download their levels when they are made
 MOST_CODES = 64  # whole numbers of a larger range are amounts, not codes of things

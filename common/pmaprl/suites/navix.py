@@ -10,8 +10,9 @@ import numpy as np
 
 from pmaprl.cli.errors import UsageError
 from pmaprl.envs.environment import Env, Step
+from pmaprl.envs.foreign_code import import_package
 from pmaprl.envs.spaces import Discrete, box
-from pmaprl.envs.suite_tools import changed_params, import_package
+from pmaprl.envs.suite_params import changed_params
 from pmaprl.suites.tools.planes import planes, space_of_planes
 
 # Numbers of codes for things, colours, and states (a player's direction, or a door's state)

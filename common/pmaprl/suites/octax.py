@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmaprl.envs.environment import Env, Step
+from pmaprl.envs.foreign_code import import_package, quiet
 from pmaprl.envs.spaces import Discrete, box
-from pmaprl.envs.suite_tools import changed_params, import_package, quiet, settable
+from pmaprl.envs.suite_params import changed_params, settable
 
 # Arguments of a game that are no parameters of a run
 NOT_OURS = "render_mode", "render_scale", "color_scheme", "startup_instructions", "disable_delay"

@@ -14,9 +14,10 @@ import numpy as np
 from PIL import Image
 
 from pmaprl.envs.environment import LONGEST_HORIZON, Env, Step
+from pmaprl.envs.foreign_code import import_package
 from pmaprl.envs.masks import MASK
 from pmaprl.envs.spaces import Discrete, box, sample
-from pmaprl.envs.suite_tools import changed_params, import_package
+from pmaprl.envs.suite_params import changed_params
 
 ALL_LEGAL = "minatar"  # beginning of the names of games without illegal actions, nor masks
 HEIGHT = 300  # height of a picture in pixels

@@ -13,8 +13,9 @@ import numpy as np
 from pmaprl.cli.errors import UsageError
 from pmaprl.envs import spaces
 from pmaprl.envs.environment import Env, Step, select
-from pmaprl.envs.suite_tools import changed_params, import_package, settable
-from pmaprl.suites.tools.shared import mujoco_frame
+from pmaprl.envs.foreign_code import import_package
+from pmaprl.envs.suite_params import changed_params, settable
+from pmaprl.suites.tools.rendering import mujoco_frame
 
 REGISTRY = "mujoco_playground._src.registry"
 

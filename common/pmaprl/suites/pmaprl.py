@@ -8,7 +8,7 @@ import numpy as np
 from pmaprl.envs.environment import Step
 from pmaprl.envs.spaces import Box, convert
 from pmaprl.suites import gymnax
-from pmaprl.suites.tools.shared import PARTIAL, WITHOUT_VELOCITIES
+from pmaprl.suites.tools.observed import PARTIAL, WITHOUT_VELOCITIES
 
 
 def ids() -> list[str]:

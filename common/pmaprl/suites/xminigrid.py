@@ -11,8 +11,9 @@ import numpy as np
 
 from pmaprl.cli.errors import UsageError
 from pmaprl.envs.environment import Env, Step
+from pmaprl.envs.foreign_code import import_package, readable_errors
 from pmaprl.envs.spaces import Discrete, MultiDiscrete
-from pmaprl.envs.suite_tools import changed_params, import_package, readable_errors
+from pmaprl.envs.suite_params import changed_params
 from pmaprl.suites.tools.planes import planes, space_of_planes
 
 COUNTS = 13, 12  # numbers of codes for things, and for colours

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
 from pmaprl.cli.errors import FailedEnvError, shortened
-from pmaprl.envs.suite_tools import is_number
+from pmaprl.envs.suite_params import is_number
 
 RETURNED = {
     "reset": "2 values (observation, info)",

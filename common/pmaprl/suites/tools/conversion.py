@@ -16,7 +16,7 @@ class Conversion:
     """Conversion between N environments and a policy.
 
     Images are [H, W, C] on our side, as networks take them. Frames that a suite stacks in front,
-    [C, H, W], are recognised by their few channels.
+    [C, H, W], are recognized by their few channels.
     """
 
     def __init__(self, name: str, observation_space: Any, action_space: Any):

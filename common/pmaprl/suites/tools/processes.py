@@ -28,9 +28,9 @@ from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.wrappers import TransformObservation
 
 from pmaprl.cli.errors import FailedEnvError
-from pmaprl.envs.suite_tools import reason
+from pmaprl.envs.foreign_code import reason
 from pmaprl.suites.tools.checked import CheckedEnv, array_of, mask_of, name_of, outputs_of
-from pmaprl.suites.tools.shared import PARTIAL, WITHOUT_VELOCITIES
+from pmaprl.suites.tools.observed import PARTIAL, WITHOUT_VELOCITIES
 
 CLOSING = 1.0  # seconds that processes get to end by themselves
 _starting = threading.Lock()

@@ -1,25 +1,15 @@
-"""Tools for code that is not ours, such as suites: imports, checks of parameters, readable errors.
+"""Parameters of environments that are not ours: their kinds, types and limits.
 
 Processes of environments import this too, so it imports nothing slow.
 """
 
-import importlib
 import inspect
-import io
 import math
-import re
-import sys
-import sysconfig
-import traceback
-import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stdout
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from pmaprl.cli.checks import LARGEST, float32_rule
-from pmaprl.cli.errors import FailedEnvError, UsageError
+from pmaprl.cli.errors import UsageError
 
 COUNTS = (
     "max_steps_in_episode",
@@ -34,15 +24,6 @@ COUNTS = (
     "instruction_frequency",
 )
 """Parameters that count steps or frames, and so are at least 1."""
-
-EXTRAS = {
-    "mujoco_playground": "playground",
-    "envpool": "host",
-    "ale_py": "",
-    "jax2onnx": "onnx",
-    "onnxruntime": "onnx",
-}
-"""Extras of pyproject.toml, by package, if the names differ; "": no extra has the package."""
 
 
 def changed_params(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +85,7 @@ def _rule_of_devices(value: Any, known: Any) -> str:
     return f"at most {LARGEST:,} in magnitude" if is_large else ""
 
 
-def own_names(environment: Any) -> tuple[str, ...]:
+def obs_names_of(environment: Any) -> tuple[str, ...]:
     """The `obs_names` that a user's environment may have.
 
     Raises:
@@ -146,87 +127,3 @@ def refuse_params(params: dict[str, Any], taken: Iterable[str]) -> None:
     for name in taken:
         if name in params:
             raise UsageError(f"--env-params cannot set {name!r}: it follows from other flags")
-
-
-@contextmanager
-def quiet():
-    """Hide warnings and the output of a suite, such as notes on parts that are not installed.
-
-    Not for threads of actors, because it redirects the output of the whole process.
-    """
-    printed = io.StringIO()
-    console = sys.__stdout__
-    errors = sys.stderr
-    try:
-        # jaxmarl replaces `sys.stdout` by `sys.__stdout__`, and `sys.stderr` too
-        sys.__stdout__ = printed
-        with warnings.catch_warnings(action="ignore"), redirect_stdout(printed):
-            yield
-    finally:
-        sys.__stdout__ = console
-        sys.stderr = errors
-
-
-def import_package(package: str, use: str = "") -> ModuleType:
-    """Import a package that is an extra, or a module of it.
-
-    Args:
-        package: name of the package or module.
-        use: reason why it is needed, for the error.
-
-    Raises:
-        UsageError: it is not installed; the message says how to install it.
-    """
-    root = package.partition(".")[0]
-    extra = EXTRAS.get(root, root)
-    try:
-        with nullcontext() if extra in ("", "host") else quiet():
-            return importlib.import_module(package)
-    except ImportError as error:
-        target = f'-e ".[{extra}]"' if extra else root.replace("_", "-")
-        raise UsageError(
-            f"{root} cannot be imported{use}: pip install {target} ({error})"
-        ) from error
-
-
-@contextmanager
-def readable_errors(failure: str):
-    """Turn exceptions into a UsageError that names the `failure`, its reason, and its place."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise UsageError(f"{failure}: {reason(error)}{place_in_code(error)}") from error
-
-
-PACKAGE = Path(__file__).resolve().parents[1]
-NOT_THE_USERS = f"{PACKAGE}/", f"{sysconfig.get_path('stdlib')}/", "<"
-
-
-def place_in_code(error: BaseException) -> str:
-    """Place in the user's own code at which an exception arose, to follow its text; "" if none.
-
-    JAX traces environments, so the innermost line of a traceback is hardly ever the user's mistake.
-    The cause of an error may be the text of a traceback in another process.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [(frame.filename, frame.lineno) for frame in frames]
-    places += re.findall(r'File "(.+)", line (\d+)', str(error.__cause__ or ""))
-    here = Path.cwd()
-    for file, line in reversed(places):
-        if file.startswith(NOT_THE_USERS) or "site-packages" in file:
-            continue
-        path = Path(file)
-        if path.is_relative_to(here):
-            path = path.relative_to(here)
-        return f" ({path}, line {line})"
-    return ""
-
-
-def reason(error: BaseException) -> str:
-    """Describe an exception in one line."""
-    text = str(error)
-    if not isinstance(error, FailedEnvError | UsageError):
-        text = f"{type(error).__name__}: {text}"
-    return text.splitlines()[0][:300].removesuffix(": ")

@@ -1,0 +1,1 @@
+"""Runs side by side: what `compare` and `plot` read, group and align."""

@@ -8,7 +8,7 @@ python algos/appo_pmap.py --help
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pmaprl.flags import (
@@ -145,8 +145,8 @@ from flax import struct
 from pmaprl.algorithm import (
     EnvSpec,
     HParams,
-    OnPolicy,
     PolicyInput,
+    RecurrentOnPolicy,
     Rollout,
     UpdateContext,
     nets,
@@ -395,40 +395,43 @@ def loss(
 # algorithm
 
 
-def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
-    """Make APPO for `env`, as pure functions of one agent on one device."""
-    network = Network(args, env)
+class APPO(RecurrentOnPolicy[Args, Learner]):
+    """Asynchronous PPO and IMPALA, as pure functions of one agent on one device."""
+
+    @cached_property
+    def network(self) -> Network:
+        return Network(self.args, self.env)
 
     def explore(
-        learner: Learner, seen: PolicyInput, memory: Memory, noise: jax.Array
+        self, learner: Learner, seen: PolicyInput, memory: Memory, noise: jax.Array
     ) -> tuple[jax.Array, jax.Array, Memory]:
         """Sample the actions [N, ...] of a step.
 
         Returns:
             Actions, their log-probabilities [N], and the memory after the step.
         """
-        policy, _, memory = step_network(learner, seen.obs, seen.first, memory)
+        policy, _, memory = self.step_network(learner, seen.obs, seen.first, memory)
         action = policy.sample(noise)
         return action, policy.log_prob(action), memory
 
     def update(
-        learner: Learner, rollout: Rollout, context: UpdateContext
+        self, learner: Learner, rollout: Rollout, context: UpdateContext
     ) -> tuple[Learner, Metrics]:
         """Learn from this device's share of the rollouts, corrected for the policies' lag."""
-        batch, estimate_metrics = estimate(learner, rollout, context)
+        batch, estimate_metrics = self.estimate(learner, rollout, context)
         learner, batch = nets.popart(learner, batch, batch.weight > 0)
-        learner, learn_metrics = learn(learner, batch, context)
+        learner, learn_metrics = self.learn(learner, batch, context)
         learner = learner.replace(obs_stats=learner.obs_stats.update(rollout.obs, rollout.valid))
         return learner, estimate_metrics | learn_metrics
 
     def estimate(
-        learner: Learner, rollout: Rollout, context: UpdateContext
+        self, learner: Learner, rollout: Rollout, context: UpdateContext
     ) -> tuple[Batch, Metrics]:
         """Estimate values, advantages and targets, in units of the rewards."""
         # The loss repeats this pass: with one gradient step per update, both compile into one
         obs = learner.obs_stats.normalize(rollout.obs)
-        obs, first = as_samples((obs, rollout.seen.first))
-        outcome = network.apply(learner.params, obs, first, rollout.memory)
+        obs, first = self.as_samples((obs, rollout.seen.first))
+        outcome = self.network.apply(learner.params, obs, first, rollout.memory)
         policy, value, memory = jax.tree.map(
             lambda x: x.reshape(*rollout.reward.shape, *x.shape[2:]), outcome
         )
@@ -437,20 +440,20 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
         final = rollout.final_obs, jnp.zeros_like(rollout.terminated), memory
         next_value = rollout.next_values(
             value,
-            value_of=lambda x: value_of(learner, *x),
+            value_of=lambda x: self.value_of(learner, *x),
             last=last,
             final=final,
         )
-        log_rho = log_ratio(policy.log_prob(rollout.action), rollout.extras, args.ratio_clamp)
-        if args.advantage == "gae":
+        log_rho = log_ratio(policy.log_prob(rollout.action), rollout.extras, self.args.ratio_clamp)
+        if self.args.advantage == "gae":
             advantage = gae(
                 reward=rollout.reward,
                 value=value,
                 next_value=next_value,
                 terminated=rollout.terminated,
                 truncated=rollout.truncated,
-                gamma=args.gamma,
-                gae_lambda=args.gae_lambda,
+                gamma=self.args.gamma,
+                gae_lambda=self.args.gae_lambda,
             )
             target = value + advantage
         else:
@@ -461,17 +464,17 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
                 next_value=next_value,
                 terminated=rollout.terminated,
                 truncated=rollout.truncated,
-                gamma=args.gamma,
-                lambda_=args.gae_lambda,
-                rho_clip=args.rho_clip,
-                c_clip=args.c_clip,
+                gamma=self.args.gamma,
+                lambda_=self.args.gae_lambda,
+                rho_clip=self.args.rho_clip,
+                c_clip=self.args.c_clip,
             )
         # Rollouts of actors say which steps count, and how old their policies are
         assert rollout.valid is not None
         assert rollout.version is not None
         weight = rollout.valid
-        if args.max_policy_lag:
-            weight = weight & (context.updates - rollout.version <= args.max_policy_lag)
+        if self.args.max_policy_lag:
+            weight = weight & (context.updates - rollout.version <= self.args.max_policy_lag)
         weight = weight.astype(jnp.float32)
         mean = partial(optim.weighted_mean, weight)
         metrics = {
@@ -483,32 +486,36 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
             obs=obs,
             first=first,
             memory=jax.tree.map(lambda x: x[None], rollout.memory),
-            action=as_samples(rollout.action),
-            log_prob=as_samples(rollout.extras),
-            value=as_samples(value),
-            advantage=as_samples(advantage),
-            target=as_samples(target),
-            weight=as_samples(weight),
+            action=self.as_samples(rollout.action),
+            log_prob=self.as_samples(rollout.extras),
+            value=self.as_samples(value),
+            advantage=self.as_samples(advantage),
+            target=self.as_samples(target),
+            weight=self.as_samples(weight),
         )
         return batch, metrics
 
-    def as_samples(tree: Any) -> Any:
+    def as_samples(self, tree: Any) -> Any:
         """Put samples along the second axis of [T, N, ...]: steps, or with memory sequences."""
-        if args.rnn != "none":
+        if self.args.rnn != "none":
             return tree
         return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), tree)
 
-    def learn(learner: Learner, batch: Batch, context: UpdateContext) -> tuple[Learner, Metrics]:
+    def learn(
+        self, learner: Learner, batch: Batch, context: UpdateContext
+    ) -> tuple[Learner, Metrics]:
         """Take gradient steps on the minibatches of all epochs."""
         hparams = context.hparams
-        minibatches = context.minibatches(args.num_epochs, args.num_minibatches)  # [E, M, B]
+        minibatches = context.minibatches(
+            self.args.num_epochs, self.args.num_minibatches
+        )  # [E, M, B]
 
         def step(carry, indices):
             params, opt_state = carry
             minibatch = batch
-            if args.num_minibatches > 1:
+            if self.args.num_minibatches > 1:
                 minibatch = jax.tree.map(lambda x: x[:, indices], batch)
-            minibatch_loss = partial(loss_of, batch=minibatch, hparams=hparams)
+            minibatch_loss = partial(self.loss_of, batch=minibatch, hparams=hparams)
             # The gradient is the mean over all devices
             params, opt_state, metrics = optim.adam_step(minibatch_loss, params, opt_state, hparams)
             return (params, opt_state), metrics
@@ -521,53 +528,61 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
         # The first minibatch of the last epoch measures the KL after the update; XLA drops the rest
         # of the loss, because nothing uses it
         first = jax.tree.map(lambda x: x[:, minibatches[-1, 0]], batch)
-        _, after = loss_of(params, first, hparams)
+        _, after = self.loss_of(params, first, hparams)
         kl = after["policy/approx_kl"]
         opt_state = optim.adapt_learning_rate(opt_state, kl, hparams)
         learner = learner.replace(params=params, opt_state=opt_state)
         return learner, metrics | {"policy/approx_kl": kl}
 
-    def loss_of(params: Any, batch: Batch, hparams: HParams) -> tuple[jax.Array, Metrics]:
+    def loss_of(self, params: Any, batch: Batch, hparams: HParams) -> tuple[jax.Array, Metrics]:
         """Loss of a minibatch [1, B, ...] or [T, B, ...], and metrics."""
         memory = jax.tree.map(lambda x: x[0], batch.memory)
-        outcome: Any = network.apply(params, batch.obs, batch.first, memory)
+        outcome: Any = self.network.apply(params, batch.obs, batch.first, memory)
         policy, value, _ = outcome
         return loss(policy, value, batch, hparams)
 
-    def step_network(learner: Learner, obs: jax.Array, first: jax.Array, memory: Memory):
+    def step_network(self, learner: Learner, obs: jax.Array, first: jax.Array, memory: Memory):
         """Policy, value in the network's units, and memory after one step, for raw observations."""
         obs = learner.obs_stats.normalize(obs)
         inputs = jax.tree.map(lambda x: x[None], (obs, first))
-        sequence = network.apply(learner.params, *inputs, memory)
+        sequence = self.network.apply(learner.params, *inputs, memory)
         return jax.tree.map(lambda x: x[0], sequence)
 
-    def value_of(learner: Learner, obs: jax.Array, first: jax.Array, memory: Memory) -> jax.Array:
+    def value_of(
+        self, learner: Learner, obs: jax.Array, first: jax.Array, memory: Memory
+    ) -> jax.Array:
         """Values of raw observations, in units of the rewards."""
-        _, value, _ = step_network(learner, obs, first, memory)
+        _, value, _ = self.step_network(learner, obs, first, memory)
         return learner.return_stats.denormalize(value)
 
-    def new_memory(count: int) -> Memory:
+    def initial_memory(self, count: int) -> Memory:
         """Memory of the policy alone, for `count` environments whose episodes begin."""
-        layers = nets.initial_memory(args.rnn, args.rnn_size, args.rnn_layers, count)
+        layers = nets.initial_memory(self.args.rnn, self.args.rnn_size, self.args.rnn_layers, count)
         return Memory(policy=layers, value=())
 
-    def with_values(memory: Memory) -> Memory:
-        """Add the memory of the values, which begins as the policy's does."""
-        return memory if args.share_torso else memory._replace(value=memory.policy)
+    def training_memory(self, count: int) -> Memory:
+        """Memory of `explore`, with that of the values."""
+        return self.with_values(self.initial_memory(count))
 
-    def init(key: jax.Array, hparams: HParams) -> Learner:
+    def with_values(self, memory: Memory) -> Memory:
+        """Add the memory of the values, which begins as the policy's does."""
+        return memory if self.args.share_torso else memory._replace(value=memory.policy)
+
+    def init(self, key: jax.Array, hparams: HParams) -> Learner:
         """Make the learner before the first update."""
         first = jnp.ones((1, 1), bool)
-        params = network.init(key, env.example_obs(1, 1), first, with_values(new_memory(1)))
+        params = self.network.init(
+            key, self.env.example_obs(1, 1), first, self.with_values(self.initial_memory(1))
+        )
         return Learner(
             params=params,
             opt_state=optim.adam_init(params, hparams),
-            obs_stats=nets.Normalizer.of(env.observation_space, on=args.normalize_obs),
-            return_stats=nets.Normalizer.of_numbers(on=args.normalize_returns),
+            obs_stats=nets.Normalizer.of(self.env.observation_space, on=self.args.normalize_obs),
+            return_stats=nets.Normalizer.of_numbers(on=self.args.normalize_returns),
         )
 
     def act(
-        learner: Learner, seen: PolicyInput, memory: Memory, key: jax.Array | None = None
+        self, learner: Learner, seen: PolicyInput, memory: Memory, key: jax.Array | None = None
     ) -> tuple[jax.Array, Memory]:
         """Choose actions [B, ...] for inputs [B, ...]: sampled with a key, else the most likely.
 
@@ -575,21 +590,14 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
             Actions, and the memory after the step.
         """
         # XLA drops the values, which are not used
-        policy, _, memory = step_network(learner, seen.obs, seen.first, with_values(memory))
+        policy, _, memory = self.step_network(
+            learner, seen.obs, seen.first, self.with_values(memory)
+        )
         action = policy.mode() if key is None else policy.sample_with_key(key)
         return action, memory._replace(value=())
 
-    return OnPolicy(
-        init=init,
-        explore=explore,
-        update=update,
-        act=act,
-        initial_memory=new_memory,
-        training_memory=lambda count: with_values(new_memory(count)),
-    )
 
-
-make_algorithm = make_appo  # the name by which `load_policy` knows it
+make_algorithm = APPO  # the name by which `load_policy` knows it
 
 
 def train(args: Args, callback: Any = None) -> Any:
@@ -597,7 +605,7 @@ def train(args: Args, callback: Any = None) -> Any:
 
     `run_algorithm` describes the arguments and the result.
     """
-    return run_algorithm(args, __file__, make_appo, None, callback)
+    return run_algorithm(args, __file__, APPO, None, callback)
 
 
 if __name__ == "__main__":

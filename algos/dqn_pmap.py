@@ -7,7 +7,7 @@ python algos/dqn_pmap.py --help
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 from pmaprl.flags import (
@@ -263,35 +263,45 @@ def quantile_huber(quantiles: jax.Array, returns: jax.Array) -> jax.Array:
 # algorithm
 
 
-def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
-    """Make DQN for `env`, as pure functions of one agent on one device.
+class DQN(OffPolicy[Args, Learner]):
+    """Deep Q-learning, as pure functions of one agent on one device.
 
     Raises:
         UsageError: actions are not Discrete.
     """
-    instead = "algos/sac_pmap.py for a Box, algos/ppo_pmap.py for others"
-    num_actions = nets.check_discrete(env, instead).n
-    network = QNetwork(args, env, num_actions)
-    is_c51 = args.distribution == "c51"
 
-    def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> jax.Array:
+    @cached_property
+    def network(self) -> QNetwork:
+        instead = "algos/sac_pmap.py for a Box, algos/ppo_pmap.py for others"
+        return QNetwork(self.args, self.env, nets.check_discrete(self.env, instead).n)
+
+    @property
+    def cautions(self) -> dict[str, tuple[float, str]]:
+        """Warning where many returns leave the support of C51."""
+        if self.args.distribution != "c51":
+            return {}
+        return nets.caution_of_support(
+            f"--v-min {self.args.v_min:g} .. --v-max {self.args.v_max:g}"
+        )
+
+    def explore(self, learner: Learner, obs: jax.Array, noise: jax.Array) -> jax.Array:
         """Sample the actions [N] of a step: random with probability `epsilon`, else the best."""
-        return policy_of(learner, obs, learner.epsilon).sample(noise)
+        return self.policy_of(learner, obs, learner.epsilon).sample(noise)
 
     def update(
-        learner: Learner, batch: Transition, context: GradientContext
+        self, learner: Learner, batch: Transition, context: GradientContext
     ) -> tuple[Learner, Metrics]:
         """Take a gradient step of the Q network and, if it is due, a step of the target network."""
         hparams = context.hparams
         obs, next_obs = (learner.obs_stats.normalize(x) for x in (batch.obs, batch.next_obs))
         batch = batch._replace(obs=obs, next_obs=next_obs)
         batch_loss = partial(
-            loss_of, target_params=learner.target_params, batch=batch, hparams=hparams
+            self.loss_of, target_params=learner.target_params, batch=batch, hparams=hparams
         )
         params, opt_state, metrics = optim.adam_step(
             batch_loss, learner.params, learner.opt_state, hparams
         )
-        due = context.updates % args.target_frequency == 0
+        due = context.updates % self.args.target_frequency == 0
         tau = jnp.where(due, hparams.tau, 0.0)
         target_params = jax.tree.map(
             lambda old, new: (1 - tau) * old + tau * new, learner.target_params, params
@@ -305,68 +315,64 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
         return learner, metrics
 
     def loss_of(
-        params: Any, target_params: Any, batch: Transition, hparams: HParams
+        self, params: Any, target_params: Any, batch: Transition, hparams: HParams
     ) -> tuple[jax.Array, Metrics]:
         """Loss of a batch, and metrics; no gradient goes through the targets."""
-        outputs: Any = network.apply(params, batch.obs)  # [B, n, Z]
-        output = of_action(outputs, batch.action)  # [B, Z]
-        next_output: Any = network.apply(target_params, batch.next_obs)  # [B, n, Z]
-        selector: Any = network.apply(params, batch.next_obs) if args.double else next_output
-        next_action = nets.epsilon_greedy(q_values(selector, args), 0.0, batch.next_obs).mode()
+        outputs: Any = self.network.apply(params, batch.obs)  # [B, n, Z]
+        output = self.of_action(outputs, batch.action)  # [B, Z]
+        next_output: Any = self.network.apply(target_params, batch.next_obs)  # [B, n, Z]
+        selector: Any = (
+            self.network.apply(params, batch.next_obs) if self.args.double else next_output
+        )
+        next_action = nets.epsilon_greedy(q_values(selector, self.args), 0.0, batch.next_obs).mode()
         discount = hparams.gamma if batch.discount is None else batch.discount
         discount = jnp.where(batch.terminated, 0.0, discount)
-        following = of_action(next_output, next_action)
-        value = jnp.mean(loss(output, following, batch.reward, discount, args))
-        q = q_values(output, args)
+        following = self.of_action(next_output, next_action)
+        value = jnp.mean(loss(output, following, batch.reward, discount, self.args))
+        q = q_values(output, self.args)
         metrics = {"loss/q": value, "q/mean": jnp.mean(q), "q/value_max": jnp.max(q)}
-        if is_c51:
-            beyond = outside(following, batch.reward, discount, args)
+        if self.args.distribution == "c51":
+            beyond = outside(following, batch.reward, discount, self.args)
             metrics["q/outside"] = jnp.mean(beyond)
         return value, metrics
 
-    def of_action(output: jax.Array, action: jax.Array) -> jax.Array:
+    def of_action(self, output: jax.Array, action: jax.Array) -> jax.Array:
         """Select the outputs [B, Z] of actions [B] from those of all actions, [B, n, Z]."""
         return jnp.take_along_axis(output, action[:, None, None], axis=1)[:, 0]
 
     def policy_of(
-        learner: Learner, obs: jax.Array, epsilon: float | jax.Array
+        self, learner: Learner, obs: jax.Array, epsilon: float | jax.Array
     ) -> nets.Categoricals:
         """Epsilon-greedy policy for raw observations."""
-        outputs: Any = network.apply(learner.params, learner.obs_stats.normalize(obs))
-        q = q_values(outputs, args)
+        outputs: Any = self.network.apply(learner.params, learner.obs_stats.normalize(obs))
+        q = q_values(outputs, self.args)
         return nets.epsilon_greedy(q, epsilon, obs)
 
-    def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
+    def observe(self, learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
         """Update the normalizer with newly stored transitions [T, N, ...].
 
         If `valid` [T, N] is given, only transitions where it is True count.
         """
         return learner.replace(obs_stats=learner.obs_stats.update(new.obs, valid))
 
-    def init(key: jax.Array, hparams: HParams) -> Learner:
+    def init(self, key: jax.Array, hparams: HParams) -> Learner:
         """Make the learner before the first update."""
-        params = network.init(key, env.example_obs(1))
+        params = self.network.init(key, self.env.example_obs(1))
         return Learner(
             params=params,
             target_params=params,
             opt_state=optim.adam_init(params, hparams),
-            obs_stats=nets.Normalizer.of(env.observation_space, on=args.normalize_obs),
+            obs_stats=nets.Normalizer.of(self.env.observation_space, on=self.args.normalize_obs),
             epsilon=hparams.epsilon,
         )
 
-    def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    def act(self, learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Choose actions [B] for raw observations: epsilon-greedy with a key, else the best."""
-        policy = policy_of(learner, obs, args.epsilon_end)
+        policy = self.policy_of(learner, obs, self.args.epsilon_end)
         return policy.mode() if key is None else policy.sample_with_key(key)
 
-    support = f"--v-min {args.v_min:g} .. --v-max {args.v_max:g}"
-    cautions = nets.caution_of_support(support) if is_c51 else {}
-    return OffPolicy(
-        init=init, explore=explore, update=update, act=act, observe=observe, cautions=cautions
-    )
 
-
-make_algorithm = make_dqn  # the name by which `load_policy` knows it
+make_algorithm = DQN  # the name by which `load_policy` knows it
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
@@ -374,7 +380,7 @@ def train(args: Args, env: Any = None, callback: Any = None) -> Any:
 
     `run_algorithm` describes the arguments and the result.
     """
-    return run_algorithm(args, __file__, make_dqn, env, callback)
+    return run_algorithm(args, __file__, DQN, env, callback)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ python algos/ppo_pmap.py --help
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pmaprl.flags import (
@@ -300,41 +300,49 @@ def loss(
 # algorithm
 
 
-def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
-    """Make PPO for `env`, as pure functions of one agent on one device, which the driver calls.
+class PPO(OnPolicy[Args, Learner]):
+    """Proximal Policy Optimization, as pure functions of one agent on one device.
 
-    `hparams` has the flags `args` with schedules and sweeps applied. Shapes and branches come from
-    `args`. Metrics are averaged over devices and over the log interval, unless their names end in
-    _sum, _max, _min or _last.
+    The driver calls them. `hparams` has the flags `args` with schedules and sweeps applied. Shapes
+    and branches come from `args`. Metrics are averaged over devices and over the log interval,
+    unless their names end in _sum, _max, _min or _last.
     """
-    actor = Actor(args, env)
-    critic = Critic(args, env)
+
+    @cached_property
+    def actor(self) -> Actor:
+        return Actor(self.args, self.env)
+
+    @cached_property
+    def critic(self) -> Critic:
+        return Critic(self.args, self.env)
 
     def explore(
-        learner: Learner, obs: jax.Array, noise: jax.Array
+        self, learner: Learner, obs: jax.Array, noise: jax.Array
     ) -> tuple[jax.Array, nets.Distribution]:
         """Sample the actions [N, ...] of a step; `extras` are their distributions."""
-        policy = policy_of(learner, obs)
+        policy = self.policy_of(learner, obs)
         return policy.sample(noise), policy
 
     def update(
-        learner: Learner, rollout: Rollout, context: UpdateContext
+        self, learner: Learner, rollout: Rollout, context: UpdateContext
     ) -> tuple[Learner, Metrics]:
         """Learn from a rollout [T, N, ...]: estimate advantages, then learn (algorithm 1).
 
         A `Rollout` has obs, action, extras, reward, terminated, truncated, next_obs and, after the
         last step, last.obs.
         """
-        batch, estimate_metrics = estimate(learner, rollout, context.hparams)
+        batch, estimate_metrics = self.estimate(learner, rollout, context.hparams)
         learner, batch = nets.popart(learner, batch)
-        learner, learn_metrics = learn(learner, batch, context)
+        learner, learn_metrics = self.learn(learner, batch, context)
         learner = learner.replace(obs_stats=learner.obs_stats.update(rollout.obs))
         return learner, estimate_metrics | learn_metrics
 
-    def estimate(learner: Learner, rollout: Rollout, hparams: HParams) -> tuple[Batch, Metrics]:
+    def estimate(
+        self, learner: Learner, rollout: Rollout, hparams: HParams
+    ) -> tuple[Batch, Metrics]:
         """Estimate advantages and value targets, in units of the rewards."""
-        value = value_of(learner, rollout.obs)  # [T, N]
-        next_value = rollout.next_values(value, partial(value_of, learner))
+        value = self.value_of(learner, rollout.obs)  # [T, N]
+        next_value = rollout.next_values(value, partial(self.value_of, learner))
         advantage = gae(
             reward=rollout.reward,
             value=value,
@@ -357,22 +365,26 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)  # [T * N, ...]
         return batch, optim.value_metrics(batch.value, batch.target, batch.advantage)
 
-    def learn(learner: Learner, batch: Batch, context: UpdateContext) -> tuple[Learner, Metrics]:
+    def learn(
+        self, learner: Learner, batch: Batch, context: UpdateContext
+    ) -> tuple[Learner, Metrics]:
         """Take gradient steps on the minibatches of all epochs.
 
         After an epoch whose KL divergence exceeds --target-kl, later epochs change nothing.
         """
         hparams = context.hparams
-        minibatches = context.minibatches(args.update_epochs, args.num_minibatches)  # [E, M, B]
+        minibatches = context.minibatches(
+            self.args.update_epochs, self.args.num_minibatches
+        )  # [E, M, B]
         advantage = optim.gather_samples(batch.advantage, minibatches)
-        if args.norm_adv:
+        if self.args.norm_adv:
             advantage = optim.standardize(advantage, axis=-1)
 
         def step(carry, inputs):
             params, opt_state = carry
             indices, advantage = inputs
             minibatch = optim.gather_samples(batch, indices)._replace(advantage=advantage)
-            minibatch_loss = partial(loss_of, batch=minibatch, hparams=hparams)
+            minibatch_loss = partial(self.loss_of, batch=minibatch, hparams=hparams)
             # The gradient is the mean over all devices
             params, opt_state, metrics = optim.adam_step(minibatch_loss, params, opt_state, hparams)
             return (params, opt_state), metrics
@@ -384,56 +396,54 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         # The first minibatch of the last epoch measures the KL after the update; XLA drops the rest
         # of the loss, because nothing uses it
         first = optim.gather_samples(batch, minibatches[-1, 0])
-        _, after = loss_of(params, first, hparams)
+        _, after = self.loss_of(params, first, hparams)
         kl = after["policy/approx_kl"]
         opt_state = optim.adapt_learning_rate(opt_state, kl, hparams)
         learner = learner.replace(params=params, opt_state=opt_state)
         return learner, metrics | {"policy/approx_kl": kl}
 
-    def loss_of(params: Params, batch: Batch, hparams: HParams) -> tuple[jax.Array, Metrics]:
+    def loss_of(self, params: Params, batch: Batch, hparams: HParams) -> tuple[jax.Array, Metrics]:
         """Loss of a minibatch [B, ...], and metrics."""
-        policy, value = outputs(params, batch.obs)
+        policy, value = self.outputs(params, batch.obs)
         return loss(policy, value, batch, hparams)
 
-    def policy_of(learner: Learner, obs: jax.Array) -> nets.Distribution:
+    def policy_of(self, learner: Learner, obs: jax.Array) -> nets.Distribution:
         """Distributions over actions for raw observations."""
-        policy, _ = outputs(learner.params, learner.obs_stats.normalize(obs))
+        policy, _ = self.outputs(learner.params, learner.obs_stats.normalize(obs))
         return policy
 
-    def value_of(learner: Learner, obs: jax.Array) -> jax.Array:
+    def value_of(self, learner: Learner, obs: jax.Array) -> jax.Array:
         """Values of raw observations, in units of the rewards."""
-        _, value = outputs(learner.params, learner.obs_stats.normalize(obs))
+        _, value = self.outputs(learner.params, learner.obs_stats.normalize(obs))
         return learner.return_stats.denormalize(value)
 
-    def outputs(params: Params, obs: jax.Array) -> tuple[nets.Distribution, jax.Array]:
+    def outputs(self, params: Params, obs: jax.Array) -> tuple[nets.Distribution, jax.Array]:
         """Policy and value for normalized observations; unused outputs cost nothing."""
-        policy, features = actor.apply(params.actor, obs)
-        value: Any = critic.apply(params.critic, features if args.share_torso else obs)
+        policy, features = self.actor.apply(params.actor, obs)
+        value: Any = self.critic.apply(params.critic, features if self.args.share_torso else obs)
         return policy, value
 
-    def init(key: jax.Array, hparams: HParams) -> Learner:
+    def init(self, key: jax.Array, hparams: HParams) -> Learner:
         """Make the learner before the first update."""
         actor_key, critic_key = jax.random.split(key)
-        obs = env.example_obs(1)
-        (_, features), actor_params = actor.init_with_output(actor_key, obs)
-        critic_params = critic.init(critic_key, features if args.share_torso else obs)
+        obs = self.env.example_obs(1)
+        (_, features), actor_params = self.actor.init_with_output(actor_key, obs)
+        critic_params = self.critic.init(critic_key, features if self.args.share_torso else obs)
         params = Params(actor=actor_params, critic=critic_params)
         return Learner(
             params=params,
             opt_state=optim.adam_init(params, hparams),
-            obs_stats=nets.Normalizer.of(env.observation_space, on=args.normalize_obs),
-            return_stats=nets.Normalizer.of_numbers(on=args.normalize_returns),
+            obs_stats=nets.Normalizer.of(self.env.observation_space, on=self.args.normalize_obs),
+            return_stats=nets.Normalizer.of_numbers(on=self.args.normalize_returns),
         )
 
-    def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    def act(self, learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Choose actions [B, ...] for raw observations: sampled with a key, else the best known."""
-        policy = policy_of(learner, obs)
+        policy = self.policy_of(learner, obs)
         return policy.mode() if key is None else policy.sample_with_key(key)
 
-    return OnPolicy(init=init, explore=explore, update=update, act=act)
 
-
-make_algorithm = make_ppo  # the name by which `load_policy` knows it
+make_algorithm = PPO  # the name by which `load_policy` knows it
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
@@ -441,7 +451,7 @@ def train(args: Args, env: Any = None, callback: Any = None) -> Any:
 
     `run_algorithm` describes the arguments and the result.
     """
-    return run_algorithm(args, __file__, make_ppo, env, callback)
+    return run_algorithm(args, __file__, PPO, env, callback)
 
 
 if __name__ == "__main__":

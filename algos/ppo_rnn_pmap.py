@@ -7,7 +7,7 @@ python algos/ppo_rnn_pmap.py --help
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pmaprl.flags import (
@@ -141,8 +141,8 @@ from flax import struct
 from pmaprl.algorithm import (
     EnvSpec,
     HParams,
-    OnPolicy,
     PolicyInput,
+    RecurrentOnPolicy,
     Rollout,
     UpdateContext,
     flat_size,
@@ -372,36 +372,49 @@ def side_by_side(tree: Any) -> Any:
 # algorithm
 
 
-def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
-    """Make PPO with memory for `env`, as pure functions of one agent on one device."""
-    actor = Actor(args, env)
-    critic = Critic(args, env)
+class RecurrentPPO(RecurrentOnPolicy[Args, Learner]):
+    """PPO with memory, as pure functions of one agent on one device."""
+
+    @cached_property
+    def actor(self) -> Actor:
+        return Actor(self.args, self.env)
+
+    @cached_property
+    def critic(self) -> Critic:
+        return Critic(self.args, self.env)
+
+    @property
+    def wants_reward(self) -> bool:
+        """True if the networks see the last reward."""
+        return self.args.obs_prev_action_reward
 
     def explore(
-        learner: Learner, seen: PolicyInput, memory: Memory, noise: jax.Array
+        self, learner: Learner, seen: PolicyInput, memory: Memory, noise: jax.Array
     ) -> tuple[jax.Array, Extras, Memory]:
         """Sample the actions [N, ...] of a step.
 
         Returns:
             Actions, outputs for the rollout to keep, and the memory after the step.
         """
-        policy, value, memory = step_networks(learner, seen, memory)
+        policy, value, memory = self.step_networks(learner, seen, memory)
         action = policy.sample(noise)
-        memory = memory._replace(action=nets.encode_action(action, env.action_space))
+        memory = memory._replace(action=nets.encode_action(action, self.env.action_space))
         extras = Extras(policy=policy, value=value, memory=memory)
         return action, extras, memory
 
     def update(
-        learner: Learner, rollout: Rollout, context: UpdateContext
+        self, learner: Learner, rollout: Rollout, context: UpdateContext
     ) -> tuple[Learner, Metrics]:
         """Learn from a rollout [T, N, ...]: estimate advantages, then learn (algorithm 1)."""
-        batch, estimate_metrics = estimate(learner, rollout, context.hparams)
+        batch, estimate_metrics = self.estimate(learner, rollout, context.hparams)
         learner, batch = nets.popart(learner, batch)
-        learner, learn_metrics = learn(learner, batch, context)
+        learner, learn_metrics = self.learn(learner, batch, context)
         learner = learner.replace(obs_stats=learner.obs_stats.update(rollout.obs))
         return learner, estimate_metrics | learn_metrics
 
-    def estimate(learner: Learner, rollout: Rollout, hparams: HParams) -> tuple[Batch, Metrics]:
+    def estimate(
+        self, learner: Learner, rollout: Rollout, hparams: HParams
+    ) -> tuple[Batch, Metrics]:
         """Estimate advantages and value targets, in units of the rewards, and cut segments."""
         policy, value, memory = rollout.extras
         last = rollout.last, jax.tree.map(lambda x: x[-1], memory)
@@ -412,7 +425,7 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         )
         next_value = rollout.next_values(
             value,
-            value_of=lambda x: step_networks(learner, *x)[1],
+            value_of=lambda x: self.step_networks(learner, *x)[1],
             last=last,
             final=(final_input, memory),
         )
@@ -430,8 +443,8 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
             lambda x, after: jnp.concatenate([x[None], after[:-1]]), rollout.memory, memory
         )
         batch = Batch(
-            inputs=inputs_of(learner, rollout.seen, memory_before),
-            memory=jax.tree.map(lambda x: x[:: args.sequence_length], memory_before),
+            inputs=self.inputs_of(learner, rollout.seen, memory_before),
+            memory=jax.tree.map(lambda x: x[:: self.args.sequence_length], memory_before),
             action=rollout.action,
             log_prob=policy.log_prob(rollout.action),
             value=value,
@@ -439,19 +452,21 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
             target=advantage + value,
         )
         metrics = optim.value_metrics(value, batch.target, advantage)
-        return in_segments(batch, args.num_steps // args.sequence_length), metrics
+        return in_segments(batch, self.args.num_steps // self.args.sequence_length), metrics
 
-    def learn(learner: Learner, batch: Batch, context: UpdateContext) -> tuple[Learner, Metrics]:
+    def learn(
+        self, learner: Learner, batch: Batch, context: UpdateContext
+    ) -> tuple[Learner, Metrics]:
         """Take gradient steps on the minibatches of all epochs.
 
         After an epoch whose KL divergence exceeds --target-kl, later epochs change nothing.
         """
         hparams = context.hparams
         # [E, M, B] environments, each with all its steps
-        minibatches = context.minibatches(args.update_epochs, args.num_minibatches)
+        minibatches = context.minibatches(self.args.update_epochs, self.args.num_minibatches)
         # [E, M, L, T / L, B]
         advantage = jnp.moveaxis(batch.advantage[..., minibatches], (2, 3), (0, 1))
-        if args.norm_adv:
+        if self.args.norm_adv:
             advantage = optim.standardize(advantage, axis=(2, 3, 4))
 
         def step(carry, inputs):
@@ -459,7 +474,7 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
             envs, advantage = inputs
             minibatch = jax.tree.map(lambda x: x[:, :, envs], batch)._replace(advantage=advantage)
             minibatch = side_by_side(minibatch)
-            minibatch_loss = partial(loss_of, batch=minibatch, hparams=hparams)
+            minibatch_loss = partial(self.loss_of, batch=minibatch, hparams=hparams)
             # The gradient is the mean over all devices
             params, opt_state, metrics = optim.adam_step(minibatch_loss, params, opt_state, hparams)
             return (params, opt_state), metrics
@@ -471,79 +486,87 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         # The first minibatch of the last epoch measures the KL after the update; XLA drops the rest
         # of the loss, because nothing uses it
         first = jax.tree.map(lambda x: x[:, :, minibatches[-1, 0]], batch)
-        _, after = loss_of(params, side_by_side(first), hparams)
+        _, after = self.loss_of(params, side_by_side(first), hparams)
         kl = after["policy/approx_kl"]
         opt_state = optim.adapt_learning_rate(opt_state, kl, hparams)
         learner = learner.replace(params=params, opt_state=opt_state)
         return learner, metrics | {"policy/approx_kl": kl}
 
-    def loss_of(params: Params, batch: Batch, hparams: HParams) -> tuple[jax.Array, Metrics]:
+    def loss_of(self, params: Params, batch: Batch, hparams: HParams) -> tuple[jax.Array, Metrics]:
         """Loss of a minibatch [L, B, ...], and metrics."""
         memory = jax.tree.map(lambda x: x[0], batch.memory)
-        policy, value, _ = outputs(params, batch.inputs, memory)
+        policy, value, _ = self.outputs(params, batch.inputs, memory)
         return loss(policy, value, batch, hparams)
 
     def step_networks(
-        learner: Learner, seen: PolicyInput, memory: Memory
+        self, learner: Learner, seen: PolicyInput, memory: Memory
     ) -> tuple[nets.Distribution, jax.Array, Memory]:
         """Policy, value [N] in units of the rewards, and memory after one step."""
-        inputs = jax.tree.map(lambda x: x[None], inputs_of(learner, seen, memory))
-        sequence = outputs(learner.params, inputs, memory)
+        inputs = jax.tree.map(lambda x: x[None], self.inputs_of(learner, seen, memory))
+        sequence = self.outputs(learner.params, inputs, memory)
         policy, value, after = jax.tree.map(lambda x: x[0], sequence)
         return policy, learner.return_stats.denormalize(value), memory._replace(**after)
 
     def outputs(
-        params: Params, inputs: nets.Inputs, memory: Memory
+        self, params: Params, inputs: nets.Inputs, memory: Memory
     ) -> tuple[nets.Distribution, jax.Array, dict]:
         """Policies and values [T, N] of a sequence that begins with `memory`.
 
         Returns:
             Policies, values, and the memories of actor and critic after each step.
         """
-        outcome: Any = actor.apply(params.actor, inputs, memory.actor)
+        outcome: Any = self.actor.apply(params.actor, inputs, memory.actor)
         policy, features, actor_memory = outcome
-        value, critic_memory = critic.apply(
-            params.critic, features if args.share_torso else inputs, memory.critic
+        value, critic_memory = self.critic.apply(
+            params.critic, features if self.args.share_torso else inputs, memory.critic
         )
         return policy, value, {"actor": actor_memory, "critic": critic_memory}
 
-    def inputs_of(learner: Learner, seen: PolicyInput, memory: Memory) -> nets.Inputs:
+    def inputs_of(self, learner: Learner, seen: PolicyInput, memory: Memory) -> nets.Inputs:
         """Inputs of the networks [..., N, ...] for raw observations."""
         return nets.Inputs.of(seen, memory.action, learner.obs_stats.normalize(seen.obs))
 
-    def new_memory(count: int) -> Memory:
+    def initial_memory(self, count: int) -> Memory:
         """Memory of the policy alone, for `count` environments whose episodes begin."""
         return Memory(
-            actor=nets.initial_memory(args.rnn, args.rnn_size, args.rnn_layers, count),
+            actor=nets.initial_memory(
+                self.args.rnn, self.args.rnn_size, self.args.rnn_layers, count
+            ),
             critic=(),
-            action=jnp.zeros((count, flat_size(env.action_space))),
+            action=jnp.zeros((count, flat_size(self.env.action_space))),
         )
 
-    def with_critic(memory: Memory) -> Memory:
-        """Add the critic's memory, which begins as the actor's does."""
-        return memory if args.share_torso else memory._replace(critic=memory.actor)
+    def training_memory(self, count: int) -> Memory:
+        """Memory of `explore`, with the critic's."""
+        return self.with_critic(self.initial_memory(count))
 
-    def init(key: jax.Array, hparams: HParams) -> Learner:
+    def with_critic(self, memory: Memory) -> Memory:
+        """Add the critic's memory, which begins as the actor's does."""
+        return memory if self.args.share_torso else memory._replace(critic=memory.actor)
+
+    def init(self, key: jax.Array, hparams: HParams) -> Learner:
         """Make the learner before the first update."""
         actor_key, critic_key = jax.random.split(key)
-        obs = env.example_obs(1)
-        memory = new_memory(1)
+        obs = self.env.example_obs(1)
+        memory = self.initial_memory(1)
         inputs = nets.Inputs.of(PolicyInput.at_start(obs), memory.action, obs)
         inputs = jax.tree.map(lambda x: x[None], inputs)
-        (_, features, _), actor_params = actor.init_with_output(actor_key, inputs, memory.actor)
-        critic_params = critic.init(
-            critic_key, features if args.share_torso else inputs, memory.actor
+        (_, features, _), actor_params = self.actor.init_with_output(
+            actor_key, inputs, memory.actor
+        )
+        critic_params = self.critic.init(
+            critic_key, features if self.args.share_torso else inputs, memory.actor
         )
         params = Params(actor=actor_params, critic=critic_params)
         return Learner(
             params=params,
             opt_state=optim.adam_init(params, hparams),
-            obs_stats=nets.Normalizer.of(env.observation_space, on=args.normalize_obs),
-            return_stats=nets.Normalizer.of_numbers(on=args.normalize_returns),
+            obs_stats=nets.Normalizer.of(self.env.observation_space, on=self.args.normalize_obs),
+            return_stats=nets.Normalizer.of_numbers(on=self.args.normalize_returns),
         )
 
     def act(
-        learner: Learner, seen: PolicyInput, memory: Memory, key: jax.Array | None = None
+        self, learner: Learner, seen: PolicyInput, memory: Memory, key: jax.Array | None = None
     ) -> tuple[jax.Array, Memory]:
         """Choose actions [B, ...] for inputs [B, ...]: sampled with a key, else the most likely.
 
@@ -551,23 +574,13 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
             Actions, and the memory after the step.
         """
         # XLA drops the values, which are not used
-        policy, _, memory = step_networks(learner, seen, with_critic(memory))
+        policy, _, memory = self.step_networks(learner, seen, self.with_critic(memory))
         action = policy.mode() if key is None else policy.sample_with_key(key)
-        encoded = nets.encode_action(action, env.action_space)
+        encoded = nets.encode_action(action, self.env.action_space)
         return action, memory._replace(critic=(), action=encoded)
 
-    return OnPolicy(
-        init=init,
-        explore=explore,
-        update=update,
-        act=act,
-        initial_memory=new_memory,
-        training_memory=lambda count: with_critic(new_memory(count)),
-        wants_reward=args.obs_prev_action_reward,
-    )
 
-
-make_algorithm = make_ppo_rnn  # the name by which `load_policy` knows it
+make_algorithm = RecurrentPPO  # the name by which `load_policy` knows it
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
@@ -575,7 +588,7 @@ def train(args: Args, env: Any = None, callback: Any = None) -> Any:
 
     `run_algorithm` describes the arguments and the result.
     """
-    return run_algorithm(args, __file__, make_ppo_rnn, env, callback)
+    return run_algorithm(args, __file__, RecurrentPPO, env, callback)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ python algos/pqn_pmap.py --help
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pmaprl.flags import (
@@ -123,8 +123,8 @@ from flax import struct
 from pmaprl.algorithm import (
     EnvSpec,
     HParams,
-    OnPolicy,
     PolicyInput,
+    RecurrentOnPolicy,
     Rollout,
     UpdateContext,
     nets,
@@ -253,50 +253,53 @@ def loss(q: jax.Array, batch: Batch) -> tuple[jax.Array, Metrics]:
 # algorithm
 
 
-def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
-    """Make PQN for `env`, as pure functions of one agent on one device.
+class PQN(RecurrentOnPolicy[Args, Learner]):
+    """Parallelized Q-Network, as pure functions of one agent on one device.
 
     Raises:
         UsageError: actions are not Discrete.
     """
-    num_actions = nets.check_discrete(env, "algos/ppo_pmap.py").n
-    network = QNetwork(args, env, num_actions)
+
+    @cached_property
+    def network(self) -> QNetwork:
+        actions = nets.check_discrete(self.env, "algos/ppo_pmap.py")
+        return QNetwork(self.args, self.env, actions.n)
 
     def explore(
-        learner: Learner, seen: PolicyInput, memory: Any, noise: jax.Array
+        self, learner: Learner, seen: PolicyInput, memory: Any, noise: jax.Array
     ) -> tuple[jax.Array, Extras, Any]:
         """Sample the epsilon-greedy actions [N] of a step.
 
         Returns:
             Actions, outputs for the rollout to keep, and the memory after the step.
         """
-        q, memory = q_of(learner, seen.obs, seen.first, memory)
+        q, memory = self.q_of(learner, seen.obs, seen.first, memory)
         action = nets.epsilon_greedy(q, learner.epsilon, seen.obs).sample(noise)
         extras = Extras(value=jnp.max(q, axis=-1), memory=memory)
         return action, extras, memory
 
     def update(
-        learner: Learner, rollout: Rollout, context: UpdateContext
+        self, learner: Learner, rollout: Rollout, context: UpdateContext
     ) -> tuple[Learner, Metrics]:
         """Learn from a rollout [T, N, ...]: compute returns, then learn (algorithm 1)."""
-        batch = estimate(learner, rollout, context.hparams)
-        learner, metrics = learn(learner, batch, context)
+        batch = self.estimate(learner, rollout, context.hparams)
+        learner, metrics = self.learn(learner, batch, context)
         obs_stats = learner.obs_stats.update(rollout.obs)
         return learner.replace(obs_stats=obs_stats, epsilon=context.hparams.epsilon), metrics
 
-    def estimate(learner: Learner, rollout: Rollout, hparams: HParams) -> Batch:
+    def estimate(self, learner: Learner, rollout: Rollout, hparams: HParams) -> Batch:
         """Compute Q(lambda) returns, in units of the scaled rewards."""
         value, memory = rollout.extras
         last = rollout.last.obs, rollout.last.first, jax.tree.map(lambda x: x[-1], memory)
         final = rollout.final_obs, jnp.zeros_like(rollout.terminated), memory
         next_value = rollout.next_values(
             value,
-            value_of=lambda x: value_of(learner, *x),
+            value_of=lambda x: self.value_of(learner, *x),
             last=last,
             final=final,
         )
         # Without a bootstrap, a time limit counts as a termination
-        cut = rollout.truncated & (not args.bootstrap_truncated)
+        cut = rollout.truncated & (not self.args.bootstrap_truncated)
         target = q_lambda_returns(
             reward=hparams.reward_scale * rollout.reward,
             next_value=next_value,
@@ -312,19 +315,21 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
             action=rollout.action,
             target=target,
         )
-        if args.rnn != "none":
+        if self.args.rnn != "none":
             return batch
         return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
 
-    def learn(learner: Learner, batch: Batch, context: UpdateContext) -> tuple[Learner, Metrics]:
+    def learn(
+        self, learner: Learner, batch: Batch, context: UpdateContext
+    ) -> tuple[Learner, Metrics]:
         """Take gradient steps on the minibatches of all epochs."""
         # [E, M, B] samples or sequences
-        minibatches = context.minibatches(args.update_epochs, args.num_minibatches)
+        minibatches = context.minibatches(self.args.update_epochs, self.args.num_minibatches)
 
         def step(carry, indices):
             params, opt_state = carry
             minibatch = jax.tree.map(lambda x: x[:, indices], batch)
-            minibatch_loss = partial(loss_of, batch=minibatch)
+            minibatch_loss = partial(self.loss_of, batch=minibatch)
             # The gradient is the mean over all devices
             params, opt_state, metrics = optim.adam_step(
                 minibatch_loss, params, opt_state, context.hparams
@@ -335,58 +340,60 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
         (params, opt_state), metrics = optim.run_epochs(step, start, minibatches)
         return learner.replace(params=params, opt_state=opt_state), metrics
 
-    def loss_of(params: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
+    def loss_of(self, params: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
         """Loss of a minibatch [1, B, ...] or [T, B, ...], and metrics."""
         memory = jax.tree.map(lambda x: x[0], batch.memory)
-        q, _ = network.apply(params, batch.obs, batch.first, memory)
+        q, _ = self.network.apply(params, batch.obs, batch.first, memory)
         return loss(q, batch)
 
     def q_of(
-        learner: Learner, obs: jax.Array, first: jax.Array, memory: Any
+        self, learner: Learner, obs: jax.Array, first: jax.Array, memory: Any
     ) -> tuple[jax.Array, Any]:
         """Q values [N, n] for raw observations [N, ...], and the memory after them."""
         obs = learner.obs_stats.normalize(obs)
         inputs = jax.tree.map(lambda x: x[None], (obs, first))
-        sequence = network.apply(learner.params, *inputs, memory)
+        sequence = self.network.apply(learner.params, *inputs, memory)
         return jax.tree.map(lambda x: x[0], sequence)
 
-    def value_of(learner: Learner, obs: jax.Array, first: jax.Array, memory: Any) -> jax.Array:
+    def value_of(
+        self, learner: Learner, obs: jax.Array, first: jax.Array, memory: Any
+    ) -> jax.Array:
         """Value [N] of the best action for raw observations."""
-        q, _ = q_of(learner, obs, first, memory)
+        q, _ = self.q_of(learner, obs, first, memory)
         return jnp.max(q, axis=-1)
 
-    def new_memory(count: int) -> Any:
+    def initial_memory(self, count: int) -> Any:
         """Memory of `count` environments whose episodes begin."""
-        return nets.initial_memory(args.rnn, args.rnn_size, args.rnn_layers, count)
+        return nets.initial_memory(self.args.rnn, self.args.rnn_size, self.args.rnn_layers, count)
 
-    def init(key: jax.Array, hparams: HParams) -> Learner:
+    def init(self, key: jax.Array, hparams: HParams) -> Learner:
         """Make the learner before the first update."""
-        params = network.init(key, env.example_obs(1, 1), jnp.ones((1, 1), bool), new_memory(1))
+        params = self.network.init(
+            key, self.env.example_obs(1, 1), jnp.ones((1, 1), bool), self.initial_memory(1)
+        )
         return Learner(
             params=params,
             opt_state=optim.adam_init(params, hparams),
-            obs_stats=nets.Normalizer.of(env.observation_space, on=args.normalize_obs),
+            obs_stats=nets.Normalizer.of(self.env.observation_space, on=self.args.normalize_obs),
             epsilon=hparams.epsilon,
         )
 
     def act(
-        learner: Learner, seen: PolicyInput, memory: Any, key: jax.Array | None = None
+        self, learner: Learner, seen: PolicyInput, memory: Any, key: jax.Array | None = None
     ) -> tuple[jax.Array, Any]:
         """Choose actions [B] for inputs [B, ...]: epsilon-greedy with a key, else the best.
 
         Returns:
             Actions, and the memory after the step.
         """
-        q, memory = q_of(learner, seen.obs, seen.first, memory)
+        q, memory = self.q_of(learner, seen.obs, seen.first, memory)
         if key is None:
             return jnp.argmax(q, axis=-1), memory
-        policy = nets.epsilon_greedy(q, args.epsilon_end, seen.obs)
+        policy = nets.epsilon_greedy(q, self.args.epsilon_end, seen.obs)
         return policy.sample_with_key(key), memory
 
-    return OnPolicy(init=init, explore=explore, update=update, act=act, initial_memory=new_memory)
 
-
-make_algorithm = make_pqn  # the name by which `load_policy` knows it
+make_algorithm = PQN  # the name by which `load_policy` knows it
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
@@ -394,7 +401,7 @@ def train(args: Args, env: Any = None, callback: Any = None) -> Any:
 
     `run_algorithm` describes the arguments and the result.
     """
-    return run_algorithm(args, __file__, make_pqn, env, callback)
+    return run_algorithm(args, __file__, PQN, env, callback)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ python algos/sac_pmap.py --help
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pmaprl.flags import (
@@ -134,7 +135,6 @@ from flax import struct
 
 from pmaprl.algorithm import (
     Discrete,
-    EnvSpec,
     GradientContext,
     HParams,
     OffPolicy,
@@ -295,71 +295,100 @@ def entropy_scales(space: nets.SquashableSpace) -> tuple[float, float]:
 # algorithm
 
 
-def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
-    """Make SAC for `env`, as pure functions of one agent on one device.
+class SAC(OffPolicy[Args, Learner]):
+    """Soft Actor-Critic, as pure functions of one agent on one device.
 
     Raises:
         UsageError: actions are neither a Box nor Discrete, or no policy has the target entropy.
     """
-    space = nets.check_squashable(env, "algos/ppo_pmap.py")
-    discrete = isinstance(space, Discrete)
-    max_entropy = math.log(space.n) if discrete else 1.0  # used for Discrete actions only
-    actor = Actor(args, env.policy_obs_space, space)
-    q_function = QFunction(args, env.observation_space, space)
-    critics = nets.Ensemble(q_function, 2)  # returns [2, B] or [2, B, n]
-    low, high = entropy_scales(space)
-    for scale in args.values_of("target_entropy_scale"):
-        if scale is not None and not low <= scale <= high:
-            bound = "log n, scale 1" if discrete else "|A| log 2, scale -0.693"
-            raise UsageError(
-                f"--target-entropy-scale {scale}: no policy has more entropy than {bound}"
-            )
 
-    def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> jax.Array:
+    @cached_property
+    def space(self) -> nets.SquashableSpace:
+        """The space of actions, whose policies can have the target entropy."""
+        space = nets.check_squashable(self.env, "algos/ppo_pmap.py")
+        low, high = entropy_scales(space)
+        for scale in self.args.values_of("target_entropy_scale"):
+            if scale is not None and not low <= scale <= high:
+                is_discrete = isinstance(space, Discrete)
+                bound = "log n, scale 1" if is_discrete else "|A| log 2, scale -0.693"
+                raise UsageError(
+                    f"--target-entropy-scale {scale}: no policy has more entropy than {bound}"
+                )
+        return space
+
+    @property
+    def discrete(self) -> bool:
+        """True if actions are Discrete."""
+        return isinstance(self.space, Discrete)
+
+    @cached_property
+    def actor(self) -> Actor:
+        return Actor(self.args, self.env.policy_obs_space, self.space)
+
+    @cached_property
+    def critics(self) -> nn.Module:
+        """Both Q functions, which return [2, B], or [2, B, n] for n actions."""
+        return nets.Ensemble(QFunction(self.args, self.env.observation_space, self.space), 2)
+
+    @property
+    def limits(self) -> dict[str, tuple[float, float]]:
+        """Limits of evolution: no policy has more entropy than the uniform one."""
+        return {"target_entropy_scale": entropy_scales(self.space)}
+
+    @property
+    def cautions(self) -> dict[str, tuple[float, str]]:
+        """Warning where many returns leave the support of categorical critics."""
+        if self.args.critic_bins == 1:
+            return {}
+        return nets.caution_of_support(f"--critic-limit {self.args.critic_limit:g}")
+
+    def explore(self, learner: Learner, obs: jax.Array, noise: jax.Array) -> jax.Array:
         """Sample the actions [N, ...] of a step, as the buffer keeps them, within -1 .. 1."""
-        return policy_of(learner, obs).sample(noise)
+        return self.policy_of(learner, obs).sample(noise)
 
     def update(
-        learner: Learner, batch: Transition, context: GradientContext
+        self, learner: Learner, batch: Transition, context: GradientContext
     ) -> tuple[Learner, optim.Reports]:
         """Update the Q functions, their targets, and, if it is due, policy and temperature."""
         hparams = context.hparams
         obs, next_obs = (learner.obs_stats.normalize(x) for x in (batch.obs, batch.next_obs))
-        reward = batch.reward / learner.return_stats.std if args.normalize_rewards else batch.reward
+        reward = batch.reward
+        if self.args.normalize_rewards:
+            reward = reward / learner.return_stats.std
         batch = batch._replace(obs=obs, next_obs=next_obs, reward=reward)
         # Expectations over all actions need no noise
         next_noise, noise = (
-            None if discrete else optim.noise_like(keys, batch.action) for keys in context.keys
+            None if self.discrete else optim.noise_like(keys, batch.action) for keys in context.keys
         )
-        learner, metrics = update_critics(learner, batch, next_noise, hparams)
-        if args.target_networks:
+        learner, metrics = self.update_critics(learner, batch, next_noise, hparams)
+        if self.args.target_networks:
             params = learner.params
-            target_due = context.updates % args.target_frequency == 0
+            target_due = context.updates % self.args.target_frequency == 0
             tau = jnp.where(target_due, hparams.tau, 0.0)
             targets = jax.tree.map(
                 lambda old, new: old + tau * (new - old), params.targets, params.critics
             )
             learner = learner.replace(params=params._replace(targets=targets))
-        policy_due = context.updates % args.policy_frequency == 0
+        policy_due = context.updates % self.args.policy_frequency == 0
         learner, policy_metrics = optim.update_if(
-            policy_due, lambda learner: update_policy(learner, batch, noise, hparams), learner
+            policy_due, lambda learner: self.update_policy(learner, batch, noise, hparams), learner
         )
         return learner, metrics | policy_metrics
 
     def update_critics(
-        learner: Learner, batch: Transition, noise: jax.Array | None, hparams: HParams
+        self, learner: Learner, batch: Transition, noise: jax.Array | None, hparams: HParams
     ) -> tuple[Learner, Metrics]:
         """Take a gradient step of both Q functions."""
         params = learner.params
         opt_states = learner.opt_states
-        alpha = temperature(learner, hparams)
-        next_policy = actor.apply(params.actor, batch.next_obs)
-        next_action, next_entropy = sample_action(next_policy, noise)
+        alpha = self.temperature(learner, hparams)
+        next_policy = self.actor.apply(params.actor, batch.next_obs)
+        next_action, next_entropy = self.sample_action(next_policy, noise)
         inputs = batch.obs, batch.action
         next_inputs = batch.next_obs, next_action
         targets = params.targets or params.critics
-        _, next_q, _ = nets.joint_forward(critics, targets, inputs, next_inputs)
-        next_q = min_q(next_q, next_policy)
+        _, next_q, _ = nets.joint_forward(self.critics, targets, inputs, next_inputs)
+        next_q = self.min_q(next_q, next_policy)
         atoms = td_target(
             reward=batch.reward,
             terminated=batch.terminated,
@@ -371,8 +400,8 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         target = next_q.replace(atoms=atoms.T)
 
         def loss(variables):
-            q, _, stats = nets.joint_forward(critics, variables, inputs, next_inputs)
-            q = q.of_actions(batch.action) if discrete else q
+            q, _, stats = nets.joint_forward(self.critics, variables, inputs, next_inputs)
+            q = q.of_actions(batch.action) if self.discrete else q
             losses = jnp.mean(q.error(target), axis=-1)  # [2]
             means = jnp.mean(q.mean(), axis=-1)
             td_error = jnp.mean(jnp.abs(q.mean() - target.mean()))
@@ -382,7 +411,7 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
                 "q/mean1": means[0],
                 "q/mean2": means[1],
             }
-            if args.critic_bins > 1:
+            if self.args.critic_bins > 1:
                 metrics["q/outside"] = jnp.mean(target.outside())
             total = jnp.sum(losses)
             metrics |= {"q/target": jnp.mean(target.mean()), "q/td_error": td_error}
@@ -391,9 +420,9 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         new_critics, opt_state, metrics, norm = optim.gradient_step(
             loss,
             params.critics,
-            optimizer=adam(hparams.q_lr, hparams, args.weight_decay),
+            optimizer=adam(hparams.q_lr, hparams, self.args.weight_decay),
             state=opt_states.critics,
-            weight_norm=args.weight_norm,
+            weight_norm=self.args.weight_norm,
         )
         learner = learner.replace(
             params=params._replace(critics=new_critics),
@@ -402,24 +431,26 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         return learner, metrics | {"grad/q_norm": norm}
 
     def update_policy(
-        learner: Learner, batch: Transition, noise: jax.Array | None, hparams: HParams
+        self, learner: Learner, batch: Transition, noise: jax.Array | None, hparams: HParams
     ) -> tuple[Learner, Metrics]:
         """Take a gradient step of the policy and, with --autotune, of the temperature."""
         params = learner.params
         opt_states = learner.opt_states
-        alpha = temperature(learner, hparams)
-        target = target_entropy(space, hparams.target_entropy_scale)
+        alpha = self.temperature(learner, hparams)
+        target = target_entropy(self.space, hparams.target_entropy_scale)
         # With a mask the target is the same share of the largest possible entropy
         legal = nets.legal_actions(batch.obs)
-        scale = target / max_entropy if discrete else 1.0
+        scale = target / math.log(self.space.n) if isinstance(self.space, Discrete) else 1.0
         masked = {}
         if legal is not None:
             masked["policy/target_entropy"] = scale * jnp.mean(nets.largest_entropy(legal))
 
         def loss(variables):
-            policy, stats = actor.apply(variables, batch.obs, train=True, mutable="batch_stats")
-            action, entropy = sample_action(policy, noise)
-            q = min_q(critics.apply(params.critics, batch.obs, action), policy).mean()
+            policy, stats = self.actor.apply(
+                variables, batch.obs, train=True, mutable="batch_stats"
+            )
+            action, entropy = self.sample_action(policy, noise)
+            q = self.min_q(self.critics.apply(params.critics, batch.obs, action), policy).mean()
             value = -jnp.mean(q + alpha * entropy)
             metrics = {"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | masked
             return value, (metrics, stats)
@@ -427,14 +458,14 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         new_actor, opt_state, metrics, norm = optim.gradient_step(
             loss,
             params.actor,
-            optimizer=adam(hparams.policy_lr, hparams, args.weight_decay),
+            optimizer=adam(hparams.policy_lr, hparams, self.args.weight_decay),
             state=opt_states.actor,
-            weight_norm=args.weight_norm,
+            weight_norm=self.args.weight_norm,
         )
         params = params._replace(actor=new_actor)
         opt_states = opt_states._replace(actor=opt_state)
         # The gradient of log_alpha * (entropy - target), with the entropy over all devices
-        if args.autotune:
+        if self.args.autotune:
             gradient = metrics["policy/entropy"] - metrics.get("policy/target_entropy", target)
             change: Any
             change, alpha_state = adam(hparams.q_lr, hparams).update(
@@ -445,34 +476,38 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         metrics |= {"policy/alpha": alpha, "grad/policy_norm": norm}
         return learner.replace(params=params, opt_states=opt_states), metrics
 
-    def temperature(learner: Learner, hparams: HParams) -> jax.Array:
+    def temperature(self, learner: Learner, hparams: HParams) -> jax.Array:
         """Weight [] of the entropy."""
-        return jnp.exp(learner.params.log_alpha) if args.autotune else jnp.float32(hparams.alpha)
+        if self.args.autotune:
+            return jnp.exp(learner.params.log_alpha)
+        return jnp.float32(hparams.alpha)
 
-    def sample_action(policy: Any, noise: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    def sample_action(self, policy: Any, noise: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         """Sample actions [B, ...], and estimate the policy's entropy [B].
 
         Discrete policies need no sample: their Q functions have a value for every action.
         """
-        if discrete:
+        if self.discrete:
             return jnp.zeros(policy.logits.shape[:1], jnp.int32), policy.entropy()
         action, log_prob = policy.sample_with_log_prob(noise)
         return action, -log_prob
 
-    def min_q(q: nets.ValueDistribution, policy: Any) -> nets.ValueDistribution:
+    def min_q(self, q: nets.ValueDistribution, policy: Any) -> nets.ValueDistribution:
         """Take the smaller of both Q functions [2, B, ...].
 
         For discrete actions, average it over the policy's actions.
         """
         smallest = q.smallest()
-        return smallest.expected(jax.nn.softmax(policy.logits)) if discrete else smallest
+        return smallest.expected(jax.nn.softmax(policy.logits)) if self.discrete else smallest
 
-    def policy_of(learner: Learner, obs: jax.Array) -> nets.Categoricals | nets.SquashedNormal:
+    def policy_of(
+        self, learner: Learner, obs: jax.Array
+    ) -> nets.Categoricals | nets.SquashedNormal:
         """Distributions over actions for raw observations."""
-        policy: Any = actor.apply(learner.params.actor, learner.obs_stats.normalize(obs))
+        policy: Any = self.actor.apply(learner.params.actor, learner.obs_stats.normalize(obs))
         return policy
 
-    def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
+    def observe(self, learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
         """Update the normalizers with newly stored transitions [T, N, ...].
 
         If `valid` [T, N] is given, only transitions where it is True count.
@@ -481,20 +516,20 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         return_stats = learner.return_stats.update(new.discounted, valid)
         return learner.replace(obs_stats=obs_stats, return_stats=return_stats)
 
-    def init(key: jax.Array, hparams: HParams) -> Learner:
+    def init(self, key: jax.Array, hparams: HParams) -> Learner:
         """Make the learner before the first update."""
-        obs = env.example_obs(1)
-        action = nets.empty_action(env.action_space)[None]
+        obs = self.env.example_obs(1)
+        action = nets.empty_action(self.env.action_space)[None]
         actor_key, critics_key = jax.random.split(key)
-        policy = actor.init(actor_key, obs)
-        q = critics.init(critics_key, obs, action)
-        if args.weight_norm:
+        policy = self.actor.init(actor_key, obs)
+        q = self.critics.init(critics_key, obs, action)
+        if self.args.weight_norm:
             policy = optim.unit_norm(policy)
             q = optim.unit_norm(q)
         params = Params(
             actor=policy,
             critics=q,
-            targets=q if args.target_networks else None,
+            targets=q if self.args.target_networks else None,
             log_alpha=jnp.log(jnp.float32(hparams.alpha)),
         )
         optimizer = adam(hparams.q_lr, hparams)
@@ -506,31 +541,18 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         return Learner(
             params=params,
             opt_states=opt_states,
-            obs_stats=nets.Normalizer.of(env.observation_space, on=args.normalize_obs),
-            return_stats=nets.Normalizer.of_numbers(on=args.normalize_rewards),
+            obs_stats=nets.Normalizer.of(self.env.observation_space, on=self.args.normalize_obs),
+            return_stats=nets.Normalizer.of_numbers(on=self.args.normalize_rewards),
         )
 
-    def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    def act(self, learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Choose actions [B, ...] for raw observations: sampled with a key, else the best known."""
-        policy = policy_of(learner, obs)
+        policy = self.policy_of(learner, obs)
         action = policy.mode() if key is None else policy.sample_with_key(key)
-        return nets.to_env(action, env.action_space)
-
-    limits = {"target_entropy_scale": (low, high)}
-    support = f"--critic-limit {args.critic_limit:g}"
-    cautions = nets.caution_of_support(support) if args.critic_bins > 1 else {}
-    return OffPolicy(
-        init=init,
-        explore=explore,
-        update=update,
-        act=act,
-        observe=observe,
-        limits=limits,
-        cautions=cautions,
-    )
+        return nets.to_env(action, self.env.action_space)
 
 
-make_algorithm = make_sac  # the name by which `load_policy` knows it
+make_algorithm = SAC  # the name by which `load_policy` knows it
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
@@ -538,7 +560,7 @@ def train(args: Args, env: Any = None, callback: Any = None) -> Any:
 
     `run_algorithm` describes the arguments and the result.
     """
-    return run_algorithm(args, __file__, make_sac, env, callback)
+    return run_algorithm(args, __file__, SAC, env, callback)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def ours(recipe: Recipe) -> tuple[dict, dict, dict]:
     obs_space, action_space = (
         Box(np.full(n, -x), np.full(n, x), (n,)) for n, x in ((OBS, np.inf), (ACTIONS, 1.0))
     )
-    algorithm = sac_pmap.make_sac(
+    algorithm = sac_pmap.SAC(
         args,
         EnvSpec(
             name="parity",

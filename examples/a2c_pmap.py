@@ -4,7 +4,7 @@ python examples/a2c_pmap.py --env CartPole-v1
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from pmaprl.flags import (
@@ -99,32 +99,37 @@ def n_step_returns(reward, next_value, terminated, truncated, gamma: float) -> j
     return jax.lax.scan(backward, next_value[-1], steps, reverse=True)[1]
 
 
-def make_a2c(args: Args, env: EnvSpec) -> OnPolicy:
-    """A2C for `env` as pure functions of one agent on one device."""
-    network = Network(args, env)
+class A2C(OnPolicy[Args, Learner]):
+    """Advantage actor-critic, as pure functions of one agent on one device."""
 
-    def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> tuple[jax.Array, tuple]:
-        return network.apply(learner.params, obs)[0].sample(noise), ()
+    @cached_property
+    def network(self) -> Network:
+        return Network(self.args, self.env)
+
+    def explore(
+        self, learner: Learner, obs: jax.Array, noise: jax.Array
+    ) -> tuple[jax.Array, tuple]:
+        return self.network.apply(learner.params, obs)[0].sample(noise), ()
 
     def update(
-        learner: Learner, rollout: Rollout, context: UpdateContext
+        self, learner: Learner, rollout: Rollout, context: UpdateContext
     ) -> tuple[Learner, dict[str, jax.Array]]:
         """One gradient step on a rollout."""
-        value = value_of(learner, rollout.obs)  # [T, N]
-        next_value = rollout.next_values(value, partial(value_of, learner))
+        value = self.value_of(learner, rollout.obs)  # [T, N]
+        next_value = rollout.next_values(value, partial(self.value_of, learner))
         ends = rollout.terminated, rollout.truncated
         target = n_step_returns(rollout.reward, next_value, *ends, context.hparams.gamma)
         hparams = context.hparams
-        rollout_loss = partial(loss, rollout=rollout, target=target, hparams=hparams)
+        rollout_loss = partial(self.loss, rollout=rollout, target=target, hparams=hparams)
         params, opt_state, metrics = optim.adam_step(  # with the gradient over all devices
             rollout_loss, learner.params, learner.opt_state, hparams
         )
         return learner.replace(params=params, opt_state=opt_state), metrics
 
     def loss(
-        params: Any, rollout: Rollout, target: jax.Array, hparams: Any
+        self, params: Any, rollout: Rollout, target: jax.Array, hparams: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        policy, value = network.apply(params, rollout.obs)
+        policy, value = self.network.apply(params, rollout.obs)
         policy = policy.restrict_to(rollout.acted_by_us)  # those that it chose itself, in a team
         advantage = jax.lax.stop_gradient(target - value)
         losses = {
@@ -139,27 +144,25 @@ def make_a2c(args: Args, env: EnvSpec) -> OnPolicy:
         )
         return total, losses
 
-    def value_of(learner: Learner, obs: jax.Array) -> jax.Array:
-        return network.apply(learner.params, obs)[1]
+    def value_of(self, learner: Learner, obs: jax.Array) -> jax.Array:
+        return self.network.apply(learner.params, obs)[1]
 
-    def init(key: jax.Array, hparams: Any) -> Learner:
-        params = network.init(key, env.example_obs(1))
+    def init(self, key: jax.Array, hparams: Any) -> Learner:
+        params = self.network.init(key, self.env.example_obs(1))
         return Learner(params, optim.adam_init(params, hparams))
 
-    def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    def act(self, learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Choose actions [B, ...] for observations [B, ...]: the likeliest, or by a key sampled."""
-        policy = network.apply(learner.params, obs)[0]
+        policy = self.network.apply(learner.params, obs)[0]
         return policy.mode() if key is None else policy.sample_with_key(key)
 
-    return OnPolicy(init, explore, update, act)
 
-
-make_algorithm = make_a2c  # the name by which `load_policy` knows it
+make_algorithm = A2C  # the name by which `load_policy` knows it
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
     """Train as the command line does; see `run_algorithm`."""
-    return run_algorithm(args, __file__, make_a2c, env, callback)
+    return run_algorithm(args, __file__, A2C, env, callback)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ python examples/q_pmap.py --env CartPole-v1 --total-timesteps 30000
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pmaprl.flags import Discount, Fraction, OffPolicyArgs, Positive, Share, main, parse
@@ -64,26 +65,29 @@ class Learner(struct.PyTreeNode):
     obs_stats: None = None
 
 
-def make_q(args: Args, env: EnvSpec) -> OffPolicy:
-    """Make Q-learning for `env`."""
-    nets.check_discrete(env, "algos/ppo_pmap.py")
-    network = QNetwork(args, env)
+class QLearning(OffPolicy[Args, Learner]):
+    """Q-learning, as pure functions of one agent on one device."""
 
-    def policy_of(learner: Learner, obs: jax.Array) -> nets.Categoricals:
-        return nets.epsilon_greedy(network.apply(learner.params, obs), args.epsilon, obs)
+    @cached_property
+    def network(self) -> QNetwork:
+        nets.check_discrete(self.env, "algos/ppo_pmap.py")
+        return QNetwork(self.args, self.env)
 
-    def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> jax.Array:
-        return policy_of(learner, obs).sample(noise)
+    def policy_of(self, learner: Learner, obs: jax.Array) -> nets.Categoricals:
+        return nets.epsilon_greedy(self.network.apply(learner.params, obs), self.args.epsilon, obs)
+
+    def explore(self, learner: Learner, obs: jax.Array, noise: jax.Array) -> jax.Array:
+        return self.policy_of(learner, obs).sample(noise)
 
     def update(
-        learner: Learner, batch: Transition, context: GradientContext
+        self, learner: Learner, batch: Transition, context: GradientContext
     ) -> tuple[Learner, optim.Metrics]:
-        next_q = jnp.max(network.apply(learner.target_params, batch.next_obs), axis=-1)
+        next_q = jnp.max(self.network.apply(learner.target_params, batch.next_obs), axis=-1)
         target = batch.reward + context.hparams.gamma * jnp.where(batch.terminated, 0.0, next_q)
 
         def loss(params):
             q = jnp.take_along_axis(
-                network.apply(params, batch.obs), batch.action[:, None], axis=1
+                self.network.apply(params, batch.obs), batch.action[:, None], axis=1
             )[:, 0]
             value = jnp.mean(optax.l2_loss(q, target))
             return value, ({"loss/q": value}, {})
@@ -95,22 +99,20 @@ def make_q(args: Args, env: EnvSpec) -> OffPolicy:
         target_params = optax.incremental_update(params, learner.target_params, context.hparams.tau)
         return Learner(params, target_params, opt_state), metrics
 
-    def init(key: jax.Array, hparams: Any) -> Learner:
-        params = network.init(key, env.example_obs(1))
+    def init(self, key: jax.Array, hparams: Any) -> Learner:
+        params = self.network.init(key, self.env.example_obs(1))
         return Learner(params, params, optax.adam(hparams.learning_rate).init(params))
 
-    def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        policy = policy_of(learner, obs)
+    def act(self, learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        policy = self.policy_of(learner, obs)
         return policy.mode() if key is None else policy.sample_with_key(key)
 
-    return OffPolicy(init, explore, update, act)
 
-
-make_algorithm = make_q
+make_algorithm = QLearning
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
-    return run_algorithm(args, __file__, make_q, env, callback)
+    return run_algorithm(args, __file__, QLearning, env, callback)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import functools
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from ppo_pmap import Args, train  # noqa: F401  (re-exported)
 import pmaprl.device.programs
 import pmaprl.runs.run
 from pmaprl.device.collectives import in_one_order
+from pmaprl.device.contract import OffPolicy, RecurrentOnPolicy
 from pmaprl.device.drivers import Driver, off_policy, on_policy
-from pmaprl.device.interface import OffPolicy
 from pmaprl.device.programs import Programs, for_seeds
 from pmaprl.device.sharding import AXIS
 from pmaprl.device.state import TrainState, arrays_of, key_data
@@ -100,6 +101,33 @@ def over_devices(function, count: int, *args: Any) -> Any:
         jnp.arange(count),
         *shards,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class OnlyActs(RecurrentOnPolicy[Any, Any]):
+    """An algorithm without memory that acts by a function (learner, `PolicyInput`, key)."""
+
+    function: Callable
+
+    def init(self, key: Any, hparams: Any) -> Any:
+        raise NotImplementedError
+
+    def explore(self, learner: Any, seen: Any, memory: Any, noise: Any) -> Any:
+        raise NotImplementedError
+
+    def update(self, learner: Any, rollout: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+    def initial_memory(self, count: int) -> tuple:
+        return ()
+
+    def act(self, learner: Any, seen: Any, memory: Any, key: Any = None) -> Any:
+        return self.function(learner, seen, key), memory
+
+
+def only_acts(function: Callable) -> OnlyActs:
+    """An algorithm that acts by a function (learner, `PolicyInput`, key)."""
+    return OnlyActs(args=None, env=None, function=function)  # type: ignore[arg-type]
 
 
 def module_of(args: Any) -> Any:

@@ -76,7 +76,11 @@ THEIR_OWN = {
     "QNetwork",
     "Params",
     "Memory",
-    "new_memory",
+    "initial_memory",
+    "training_memory",
+    "actor",
+    "network",
+    "cautions",
     "Learner",
     "Extras",
     "Batch",
@@ -239,15 +243,19 @@ def test_help_imports_nothing_slow(path):
 
 
 def pieces(path: Path) -> Iterator[tuple[str, str]]:
-    """Functions and classes of a file, and functions inside of `make_...`: (name, text), with
+    """Functions and classes of a file, and the methods of its algorithm: (name, text), with
     decorators.
     """
     lines = path.read_text().splitlines()
     definitions = [node for node in ast.parse("\n".join(lines)).body if hasattr(node, "name")]
-    makers = [node for node in definitions if node.name.startswith("make_")]
-    inside = [node for maker in makers for node in maker.body if isinstance(node, ast.FunctionDef)]
+    classes = [node for node in definitions if isinstance(node, ast.ClassDef)]
+    kinds = ("OnPolicy[", "RecurrentOnPolicy[", "OffPolicy[")
+    (algorithm,) = (
+        node for node in classes if any(ast.unparse(x).startswith(kinds) for x in node.bases)
+    )
+    inside = [node for node in algorithm.body if isinstance(node, ast.FunctionDef)]
     for node in [*definitions, *inside]:
-        if node not in makers:
+        if node is not algorithm:
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             yield node.name, "\n".join(lines[first - 1 : node.end_lineno])
 

@@ -12,8 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pmaprl.actors.batches import over_learners
 from pmaprl.actors.host_drivers import transitions_of
 from pmaprl.cli.errors import UsageError
-from pmaprl.device.agents import PolicyInput
-from pmaprl.device.interface import GradientContext, Transition
+from pmaprl.device.interface import GradientContext, PolicyInput, Transition
 from pmaprl.device.optim import hparams_of
 from pmaprl.device.replay import new_replay
 from pmaprl.device.sharding import AXIS
@@ -139,7 +138,7 @@ def test_losses_are_those_of_the_papers(distribution, flags):
     env = make_env("Fussy")
     rng = np.random.default_rng(1)
     size = 6
-    algorithm = dqn.make_dqn(args, env.spec)
+    algorithm = dqn.DQN(args, env.spec)
     network = dqn.QNetwork(args, env.spec, env.action_space.n)
     learner = algorithm.init(jax.random.key(0), hparams_of(args))
 
@@ -276,7 +275,7 @@ def test_actors_explore_with_the_learner_s_epsilon_and_rollouts_are_not_continue
     keys = jax.random.split(jax.random.key(0))
     learner, run = driver.begin(*keys)
     seen = PolicyInput.at_start(jnp.ones((3000, 2)))
-    agent = dqn.make_dqn(args, lab.spec)
+    agent = dqn.DQN(args, lab.spec)
     best = agent.act(learner, seen.obs[:1])
     for epsilon in 0.0, 0.3:
         published = driver.publish(

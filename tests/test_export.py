@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from cli_helpers import ROOT, run_python
 from flax import struct
+from helpers import only_acts
 from numpy.testing import assert_allclose
 from PIL import Image
 
@@ -21,7 +22,6 @@ import pmaprl.export
 import pmaprl.play
 from pmaprl.cli.command import exit_code, parse
 from pmaprl.cli.errors import UsageError
-from pmaprl.device.interface import OffPolicy
 from pmaprl.envs.spaces import Discrete, EnvSpec, MultiDiscrete, box
 from pmaprl.export_check import random_observations
 from pmaprl.nets.normalizers import running_stats
@@ -92,8 +92,8 @@ class Scores(struct.PyTreeNode):
 def scoring_policy(weights: Any) -> StoredPolicy:
     """The policy of such scores, linear in observations [F]."""
 
-    def act(learner, obs, key=None):
-        best = jnp.argmax(obs @ learner.weights, axis=-1)
+    def act(learner, seen, key):
+        best = jnp.argmax(seen.obs @ learner.weights, axis=-1)
         return best.astype(jnp.int32)
 
     weights = jnp.asarray(weights, jnp.float32)
@@ -101,13 +101,7 @@ def scoring_policy(weights: Any) -> StoredPolicy:
     spaces = box((num_features,)), np.dtype("float32"), Discrete(num_actions)
     env = EnvSpec("Scores-v0", *spaces)
     config = {"args": {"env": "Scores-v0", "env_params": ""}, "algorithm": "scores"}
-    algorithm = OffPolicy(
-        init=None,
-        explore=None,
-        update=None,
-        act=act,
-        observe=None,
-    )
+    algorithm = only_acts(act)
     return StoredPolicy(
         algorithm=algorithm,
         learner=Scores(weights),

@@ -33,7 +33,7 @@ from cli_helpers import (
     start_script,
     succeed,
 )
-from helpers import result_of, same_bits
+from helpers import only_acts, result_of, same_bits
 from host_helpers import TOY, TOYS
 from numpy.testing import assert_array_equal
 from test_appo import rows, small_args, train
@@ -57,7 +57,6 @@ from pmaprl.cli.env_flags import read_params
 from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
 from pmaprl.device.agents import Player
 from pmaprl.device.evaluation import SEED
-from pmaprl.device.interface import OnPolicy
 from pmaprl.envs.host import evaluation_params
 from pmaprl.envs.numbers import cast
 from pmaprl.envs.registry import make_host
@@ -243,7 +242,7 @@ def test_actions_are_elements_of_the_declared_space_at_the_environment_and_from_
     batched = gymnasium.vector.utils.batch_space(space, 4)
     converted = conversion.actions(jax.device_get(raw))
     at_environment = list(gymnasium.vector.utils.iterate(batched, converted))
-    algorithm = OnPolicy(init=None, explore=None, update=None, act=act)
+    algorithm = only_acts(act)
     from_policy = Policy(algorithm, (), ours)(np.zeros(4, int))
     assert len(at_environment) == 4
     for index, action in enumerate(at_environment):

@@ -34,8 +34,9 @@ from helpers import (
 from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.cli.errors import FailedEnvError, TrainingError
-from pmaprl.device.agents import PolicyInput, with_memory
+from pmaprl.device.contract import with_memory
 from pmaprl.device.evaluation import play_episodes
+from pmaprl.device.interface import PolicyInput
 from pmaprl.device.keys import action_noise
 from pmaprl.device.optim import hparams_of
 from pmaprl.device.rollout import reset_mid_episode

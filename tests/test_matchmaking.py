@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import functions_of, over_devices, ppo, relative_difference, small_args
+from helpers import functions_of, only_acts, over_devices, ppo, relative_difference, small_args
 from numpy.testing import assert_allclose
 
 from pmaprl.device import drivers
-from pmaprl.device.interface import OnPolicy
 from pmaprl.device.keys import keys_of
 from pmaprl.device.opponents import deal_components, of_other_member
 from pmaprl.device.sharding import AXIS, MEMBERS
@@ -72,7 +71,7 @@ def test_learners_meet_the_present_policies_of_others_on_any_number_of_devices()
 
     def against(other, state):
         def move(key, obs):
-            return ppo.make_ppo(single, game.spec).act(
+            return ppo.PPO(single, game.spec).act(
                 other,
                 jax.tree.map(lambda x: x[None], obs),
                 key,
@@ -263,7 +262,7 @@ def test_all_play_all_with_wins_and_draws_counted():
     strengths = jnp.array([1.0, -1.0, np.nan, 1.0])
     skills = Skill(strengths)
 
-    def act(learner, seen, memory, key):
+    def act(learner, seen, key):
         legal = legal_actions(seen.obs)
         keys = jax.random.split(key, len(seen.first))
 
@@ -272,11 +271,11 @@ def test_all_play_all_with_wins_and_draws_counted():
 
         good = jax.vmap(draw)(keys, legal)
         worst = jnp.argmin(legal, axis=-1)
-        return jnp.where(learner.params < 0, worst, good), memory
+        return jnp.where(learner.params < 0, worst, good)
 
     scores = play_all(
         game,
-        OnPolicy(*[None] * 3, act, lambda count: ()),
+        only_acts(act),
         skills,
         games=200,
     )

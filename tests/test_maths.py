@@ -11,8 +11,7 @@ import pytest
 from helpers import make_env, over_devices, ppo, pqn, run_updates, small_args
 from numpy.testing import assert_allclose, assert_array_equal
 
-from pmaprl.device.agents import PolicyInput
-from pmaprl.device.interface import Rollout
+from pmaprl.device.interface import PolicyInput, Rollout
 from pmaprl.device.keys import action_noise
 from pmaprl.device.optim import (
     AdamState,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import TRAINED, over_devices, ppo, sac, same_bits, small_args
+from helpers import TRAINED, only_acts, over_devices, ppo, sac, same_bits, small_args
 from numpy.testing import assert_allclose, assert_array_equal
 from orbax.checkpoint import v1 as orbax
 
@@ -25,7 +25,6 @@ from pmaprl.cli.errors import UsageError
 from pmaprl.cli.files import read_config
 from pmaprl.device.agents import Player
 from pmaprl.device.evaluation import SEED, run_episodes
-from pmaprl.device.interface import OnPolicy
 from pmaprl.device.optim import hparams_of
 from pmaprl.envs.registry import make_host
 from pmaprl.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box, map_leaves
@@ -378,12 +377,12 @@ def image_policy() -> StoredPolicy:
     stored = json.loads(json.dumps(env.to_json()))
     env = EnvSpec.from_json(stored)
 
-    def act(learner, obs, key):
-        return obs["frames"][:, 1, 0, 1].astype(jnp.int32)
+    def act(learner, seen, key):
+        return seen.obs["frames"][:, 1, 0, 1].astype(jnp.int32)
 
     config = {"args": {"env": "frames", "env_params": ""}, "algorithm": "none"}
     return StoredPolicy(
-        algorithm=OnPolicy(init=None, explore=None, update=None, act=act),
+        algorithm=only_acts(act),
         learner=(),
         env=env,
         run_dir=Path("run"),
@@ -472,7 +471,7 @@ def test_observations_that_the_type_does_not_hold_are_refused():
         obs_dtype=np.dtype(np.int32),
         action_space=Discrete(2),
     )
-    algorithm = ppo.make_ppo(args, spec)
+    algorithm = ppo.PPO(args, spec)
     learner = algorithm.init(jax.random.key(0), hparams_of(args))
     policy = Policy(algorithm, learner, spec)
     assert policy(np.int64([7])) == policy(jnp.uint32([7]))

@@ -112,7 +112,7 @@ def _prepared(count, **flags):
     )
     env = make(args.env)
     devices = jax.devices()[:1]
-    programs = over_devices(for_seeds(ppo.make_ppo(args, env.spec), args, env), devices)
+    programs = over_devices(for_seeds(ppo.PPO(args, env.spec), args, env), devices)
     return (
         args,
         jax.eval_shape(programs.init, arrays_of(args.members, 1)),

@@ -25,7 +25,7 @@ from numpy.testing import assert_array_equal
 
 from pmaprl.actors.batches import over_learners
 from pmaprl.actors.threads import HostRollout
-from pmaprl.device.agents import PolicyInput
+from pmaprl.device.interface import PolicyInput
 from pmaprl.device.sharding import AXIS
 from pmaprl.device.state import TrainState, to_host
 from pmaprl.policy import load_policy

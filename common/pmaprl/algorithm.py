@@ -5,12 +5,11 @@
 
 from pmaprl import nets
 from pmaprl.device import optim
-from pmaprl.device.agents import PolicyInput
+from pmaprl.device.contract import OffPolicy, OnPolicy, RecurrentOnPolicy
 from pmaprl.device.interface import (
     GradientContext,
     HParams,
-    OffPolicy,
-    OnPolicy,
+    PolicyInput,
     Rollout,
     Transition,
     UpdateContext,

@@ -34,7 +34,7 @@ ARGS = parse(Args) if __name__ == "__main__" else None
 import jax
 import jax.export
 
-from pmaprl.device.agents import PolicyInput
+from pmaprl.device.interface import PolicyInput
 from pmaprl.device.state import by_name
 from pmaprl.envs.foreign_code import import_package, readable_errors
 from pmaprl.export_check import Checked, check_file

@@ -166,8 +166,7 @@ def train_with_actors(
     check_fits(args, shapes, example, env.spec, devices)
     notes |= _notes(args, env.spec, shapes)
     setup = Setup(args, script, env, devices, notes, callback, algorithm.cautions)
-    compiled = algorithm._replace(act=jax.jit(algorithm.act))
-    evaluation = HostEvaluation(args, compiled, setup.console.warn)
+    evaluation = HostEvaluation(args, algorithm, setup.console.warn)
     with locked(setup.dir), setup.interruption, Run(setup, programs, shapes, evaluation) as run:
         state, update = run.start(members, example)
         if run.unfinished:

@@ -21,7 +21,7 @@ from pmaprl.actors.threads import (
 )
 from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
 from pmaprl.cli.host_flags import HostEnvArgs
-from pmaprl.device.agents import PolicyInput
+from pmaprl.device.interface import PolicyInput
 from pmaprl.device.statistics import MetricSums, Number, reduction_of
 from pmaprl.envs import spaces
 from pmaprl.envs.bytes import spec_with_byte_max

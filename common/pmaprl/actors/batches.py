@@ -41,9 +41,8 @@ from pmaprl.actors.threads import (
     stop_workers,
 )
 from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
-from pmaprl.device.agents import ArrayT, PolicyInput
 from pmaprl.device.episodes import WINDOW
-from pmaprl.device.interface import RunState
+from pmaprl.device.interface import ArrayT, PolicyInput, RunState
 from pmaprl.device.outcome import Outcome
 from pmaprl.device.statistics import MetricSums, OptionalMetric
 from pmaprl.envs.foreign_code import reason

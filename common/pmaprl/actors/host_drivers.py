@@ -11,16 +11,10 @@ from jax import Array
 
 from pmaprl.actors.threads import HostRollout
 from pmaprl.cli.errors import UsageError
-from pmaprl.device.agents import PolicyInput, acting_part, with_acting_part, with_memory
+from pmaprl.device.agents import acting_part, with_acting_part
+from pmaprl.device.contract import AnyAlgorithm, OffPolicy, OnPolicy, RecurrentOnPolicy, with_memory
 from pmaprl.device.drivers import random_actions, replay_learner
-from pmaprl.device.interface import (
-    OffPolicy,
-    OnPolicy,
-    Rollout,
-    RunState,
-    Transition,
-    UpdateContext,
-)
+from pmaprl.device.interface import PolicyInput, Rollout, RunState, Transition, UpdateContext
 from pmaprl.device.keys import OTHER_STREAM, action_noise, ids_in_process, ids_over_processes
 from pmaprl.device.minibatches import minibatch_indices
 from pmaprl.device.optim import apply_schedules, global_norm, hparams_of
@@ -67,21 +61,21 @@ class HostDriver(NamedTuple):
         return TrainState(learner, self.actors(), run)
 
 
-def host_driver(algorithm: OnPolicy | OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
+def host_driver(algorithm: AnyAlgorithm, args: Any, env: EnvSpec) -> HostDriver:
     """The driver for the kind of `algorithm`."""
     if isinstance(algorithm, OffPolicy):
         return off_policy(algorithm, args, env)
     return on_policy(algorithm, args, env)
 
 
-def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
+def on_policy(algorithm: OnPolicy | RecurrentOnPolicy, args: Any, env: EnvSpec) -> HostDriver:
     """Driver whose updates learn from rollouts of actors, from each rollout once."""
-    if algorithm.wants_reward:
+    recurrent = with_memory(algorithm)
+    if recurrent.wants_reward:
         raise UsageError(
             "--obs-prev-action-reward needs an environment on the devices: actors do not "
             "show rewards"
         )
-    recurrent = with_memory(algorithm)
 
     def begin(params_key: jax.Array, key: jax.Array) -> tuple[Any, RunState]:
         learner = algorithm.init(params_key, hparams_of(args))
@@ -153,7 +147,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
         update=update,
         publish=publish,
         act_on_host=act_on_host,
-        memory=recurrent.training_memory or recurrent.initial_memory,
+        memory=recurrent.training_memory,
     )
 
 

@@ -13,6 +13,7 @@ from pmaprl.actors.threads import Stopped, Worker, stop_workers
 from pmaprl.cli.errors import TrainingError
 from pmaprl.cli.host_flags import HostEnvArgs
 from pmaprl.device.agents import Player
+from pmaprl.device.contract import AnyAlgorithm, with_memory
 from pmaprl.device.evaluation import SEED, Episodes
 from pmaprl.envs.environment import LONGEST_HORIZON
 from pmaprl.envs.foreign_code import reason
@@ -36,11 +37,12 @@ class HostEvaluation:
     such as running statistics.
     """
 
-    def __init__(self, args: HostEnvArgs, algorithm: Any, warn: Callable[[str], None]):
+    def __init__(self, args: HostEnvArgs, algorithm: AnyAlgorithm, warn: Callable[[str], None]):
         num_envs = min(args.eval_episodes, MOST_ENVS)
         self._make_envs = env_maker(args, num_envs, evaluation_params(vars(args)))
         self._args = args
-        self._algorithm = algorithm
+        self._algorithm = with_memory(algorithm)
+        self._act = jax.jit(self._algorithm.act)
         self._warn = warn
         # Workers and learners of the evaluations that are due, the first of them under way; the
         # result of a worker is Episodes [E]
@@ -125,7 +127,7 @@ class HostEvaluation:
         evaluations.
         """
         parts = []
-        player = Player.greedy(self._algorithm, learner)
+        player = Player.greedy(self._algorithm, learner, self._act)
         num_episodes = self._args.eval_episodes
         for index in range(0, num_episodes, MOST_ENVS):
             count = min(num_episodes - index, MOST_ENVS)

@@ -16,7 +16,7 @@ from pmaprl.cli.checks import flag_of
 from pmaprl.cli.command import THREAD
 from pmaprl.cli.errors import FailedEnvError
 from pmaprl.cli.host_flags import ActorArgs, HostEnvArgs, HostRolloutArgs
-from pmaprl.device.agents import ArrayT
+from pmaprl.device.interface import ArrayT
 from pmaprl.device.statistics import MetricSums
 from pmaprl.envs.host import SteppedEnvs
 from pmaprl.machine.devices import Device

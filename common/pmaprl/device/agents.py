@@ -1,56 +1,12 @@
-"""Learners that act, with or without memory: inputs of policies, players, and the acting part."""
+"""Learners that act: players of episodes, and the part of a learner that acting needs."""
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
-from pmaprl.envs.spaces import batch_shape
-
-ArrayT = TypeVar("ArrayT", Array, np.ndarray)  # on the device or on the host
-
-
-class PolicyInput(NamedTuple, Generic[ArrayT]):
-    """Input of a policy with memory for N environments, before they step.
-
-    Attributes:
-        obs: raw observations [N, ...].
-        first: bool [N], True where an episode begins. Everything before that does not count.
-        reward: raw rewards [N] of the step before.
-    """
-
-    obs: Any
-    first: ArrayT
-    reward: ArrayT
-
-    @classmethod
-    def at_start(cls, obs: Any) -> "PolicyInput[Array]":
-        """Input where episodes begin, from their first observations [N, ...]."""
-        count = batch_shape(obs)
-        return PolicyInput(obs=obs, first=jnp.ones(count, bool), reward=jnp.zeros(count))
-
-
-def with_memory(algorithm: Any) -> Any:
-    """Give an algorithm without memory the functions of a recurrent one; its memory is ().
-
-    Use only `act` of an `OffPolicy` after this.
-    """
-    if algorithm.initial_memory is not None:
-        return algorithm
-
-    def explore(learner, seen, memory, noise):
-        return *algorithm.explore(learner, seen.obs, noise), memory
-
-    def act(learner, seen, memory, key=None):
-        return algorithm.act(learner, seen.obs, key), memory
-
-    return algorithm._replace(
-        explore=explore,
-        act=act,
-        initial_memory=lambda count: (),
-    )
+from pmaprl.device.contract import AnyAlgorithm, with_memory
+from pmaprl.device.interface import PolicyInput
 
 
 class Player(NamedTuple):
@@ -66,18 +22,31 @@ class Player(NamedTuple):
     act: Callable
 
     @classmethod
-    def greedy(cls, algorithm: Any, learner: Any) -> "Player":
-        """Play the best actions that a `learner` of this algorithm knows."""
-        algorithm = with_memory(algorithm)
+    def greedy(
+        cls,
+        algorithm: AnyAlgorithm,
+        learner: Any,
+        compiled_act: Callable | None = None,
+    ) -> "Player":
+        """Play the best actions that a `learner` of this algorithm knows.
+
+        Args:
+            algorithm: the learner's algorithm.
+            learner: the learner of one agent.
+            compiled_act: `act` of the recurrent form of the algorithm, compiled. None: it is
+                compiled with the program that plays.
+        """
+        recurrent = with_memory(algorithm)
+        act_of_learner = compiled_act or recurrent.act
 
         def act(
             seen: PolicyInput,
             memory: Any,
             keys: Array,
         ) -> tuple[Any, Any]:
-            return algorithm.act(learner, seen, memory)
+            return act_of_learner(learner, seen, memory)
 
-        return cls(initial_memory=algorithm.initial_memory, act=act)
+        return cls(initial_memory=recurrent.initial_memory, act=act)
 
     @classmethod
     def of(cls, policy: Any) -> "Player":

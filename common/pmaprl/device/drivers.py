@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pmaprl.device.agents import PolicyInput, with_memory
+from pmaprl.device.contract import OffPolicy, OnPolicy, RecurrentOnPolicy, with_memory
 from pmaprl.device.episodes import count_episodes, new_recent, new_tracker
 from pmaprl.device.interface import (
     Actors,
     GradientContext,
-    OffPolicy,
-    OnPolicy,
+    PolicyInput,
     Rollout,
     RunState,
     Transition,
@@ -63,7 +62,7 @@ class Driver(NamedTuple):
 
 
 def on_policy(
-    algorithm: OnPolicy,
+    algorithm: OnPolicy | RecurrentOnPolicy,
     args: Any,
     env: Env,
 ) -> Driver:
@@ -73,7 +72,6 @@ def on_policy(
     """
     recurrent = with_memory(algorithm)
     explore = recurrent.explore
-    new_memory = recurrent.training_memory or recurrent.initial_memory
 
     def init(seed: Array, member_values: dict[str, Array] | None = None) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
@@ -88,7 +86,7 @@ def on_policy(
         actors = Actors(
             env_state=env_state,
             seen=PolicyInput.at_start(obs),
-            memory=new_memory(num_envs),
+            memory=recurrent.training_memory(num_envs),
             tracker=new_tracker(num_envs, args.decorrelate),
         )
         run = RunState(

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pmaprl.device.agents import Player, PolicyInput
+from pmaprl.device.agents import Player
 from pmaprl.device.episodes import Episodes
+from pmaprl.device.interface import PolicyInput
 from pmaprl.device.keys import keys_of
 from pmaprl.device.rollout import step_envs
 from pmaprl.envs.environment import Env

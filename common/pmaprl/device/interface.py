@@ -1,26 +1,25 @@
-"""The contract between an algorithm and the driver.
-
-An algorithm is a few pure functions of one agent on one device. The driver does the rest, once for
-all algorithms: keys and counters, schedules, environments, opponents, episodes, metrics, several
-seeds, members and devices.
+"""Records that an algorithm and the driver hand to each other.
 
 Letters of shapes: T steps of a rollout, N environments of this device, B samples of a batch, A
 components of an action, E epochs, M minibatches. docs/architecture.md has the whole legend.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import Array
 
-from pmaprl.device.agents import PolicyInput
 from pmaprl.device.episodes import Episodes, RecentEpisodes
 from pmaprl.device.rollout import compute_where
+from pmaprl.envs.spaces import batch_shape
 from pmaprl.machine.devices import size_of
+
+ArrayT = TypeVar("ArrayT", Array, np.ndarray)  # on the device or on the host
 
 # Bytes of a final observation with the policy's memory, up to which an accelerator values all steps
 SMALL_FINAL = 1024
@@ -34,71 +33,24 @@ class HParams(SimpleNamespace):
     """
 
 
-class OnPolicy(NamedTuple):
-    """An algorithm that learns from rollouts of its newest policy.
-
-    A learner is a record with at least the fields `params` and `obs_stats`. `act` may read these
-    two. `explore` may read every field but those whose names begin with `opt_state`.
-
-    A policy with memory sets `initial_memory`. Then `explore` and `act` take a `PolicyInput` and a
-    memory in place of observations, and return the memory after the step as their last value.
+class PolicyInput(NamedTuple, Generic[ArrayT]):
+    """Input of a policy with memory for N environments, before they step.
 
     Attributes:
-        init: `init(key, hparams)` returns the learner before the first update.
-        explore: `explore(learner, obs, noise)` returns the actions of one environment step and
-            whatever else `update` wants to find in `rollout.extras`. obs are raw observations
-            [N, ...], noise is what `Distribution.sample` needs [N, ...], actions are [N, ...].
-        update: `update(learner, rollout, context)` learns from one `Rollout` [T, N, ...] and an
-            `UpdateContext`. It returns the learner and metrics by name.
-        act: `act(learner, obs, key)` returns actions [B, ...] for raw observations [B, ...]: the
-            best known ones without a key (None), else sampled ones.
-        initial_memory: `initial_memory(count)` returns the memory [count, ...] of `act` where
-            episodes begin. None means that the policy has no memory.
-        training_memory: `training_memory(count)` returns the memory of `explore`, where that
-            carries more than the policy's, such as the critic's.
-        wants_reward: True if actions depend on the last reward.
-        limits: lowest and highest value that evolution may give a flag, by flag.
-        cautions: by metric, the value above which a run warns once, and the warning.
+        obs: raw observations [N, ...].
+        first: bool [N], True where an episode begins. Everything before that does not count.
+        reward: raw rewards [N] of the step before.
     """
 
-    init: Callable
-    explore: Callable
-    update: Callable
-    act: Callable
-    initial_memory: Callable | None = None
-    training_memory: Callable | None = None
-    wants_reward: bool = False
-    limits: Mapping[str, tuple[float, float]] = {}
-    cautions: Mapping[str, tuple[float, str]] = {}
+    obs: Any
+    first: ArrayT
+    reward: ArrayT
 
-
-class OffPolicy(NamedTuple):
-    """An algorithm that learns from a replay buffer, one gradient update at a time.
-
-    Attributes:
-        init: as for `OnPolicy`.
-        explore: `explore(learner, obs, noise)` returns the actions of one environment step as the
-            buffer keeps them, [N, ...].
-        update: `update(learner, batch, context)` makes one gradient update from a `Transition`
-            [B, ...] and a `GradientContext`. It returns the learner and metrics by name.
-        act: as for `OnPolicy`.
-        observe: `observe(learner, transitions, valid)` returns the learner after transitions
-            [T, N, ...] were stored. `valid` [T, N] is False where a step does not count, or None.
-        initial_memory: None, since these policies have no memory.
-        wants_reward: False, since actions do not depend on the last reward.
-        limits: as for `OnPolicy`.
-        cautions: as for `OnPolicy`.
-    """
-
-    init: Callable
-    explore: Callable
-    update: Callable
-    act: Callable
-    observe: Callable = lambda learner, transitions, valid: learner
-    initial_memory: None = None
-    wants_reward: bool = False
-    limits: Mapping[str, tuple[float, float]] = {}
-    cautions: Mapping[str, tuple[float, str]] = {}
+    @classmethod
+    def at_start(cls, obs: Any) -> "PolicyInput[Array]":
+        """Input where episodes begin, from their first observations [N, ...]."""
+        count = batch_shape(obs)
+        return PolicyInput(obs=obs, first=jnp.ones(count, bool), reward=jnp.zeros(count))
 
 
 class UpdateContext(NamedTuple):

@@ -19,10 +19,10 @@ from jax import Array
 from pmaprl.cli.run_flags import Members
 from pmaprl.device.agents import Player
 from pmaprl.device.collectives import in_one_order
+from pmaprl.device.contract import AnyAlgorithm, OffPolicy
 from pmaprl.device.drivers import off_policy, on_policy
 from pmaprl.device.episodes import recent_metrics
 from pmaprl.device.evaluation import Episodes, run_episodes
-from pmaprl.device.interface import OffPolicy, OnPolicy
 from pmaprl.device.loops import repeat
 from pmaprl.device.optim import all_finite
 from pmaprl.device.outcome import Columns
@@ -55,7 +55,7 @@ class Programs(NamedTuple):
 
 
 def for_seeds(
-    algorithm: OnPolicy | OffPolicy,
+    algorithm: AnyAlgorithm,
     args: Any,
     env: Env,
 ) -> Programs:

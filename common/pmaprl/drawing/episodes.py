@@ -18,8 +18,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from pmaprl.cli.files import check_target, replacing
-from pmaprl.device.agents import Player, PolicyInput
+from pmaprl.device.agents import Player
 from pmaprl.device.evaluation import episode_keys
+from pmaprl.device.interface import PolicyInput
 from pmaprl.device.state import key_data
 from pmaprl.drawing.pictures import INK, PAPER, Paint, below, fitting, font, grid
 from pmaprl.drawing.tracks import groups_of, paint_tracks

@@ -12,7 +12,9 @@ from jax import Array
 from jax.core import Tracer
 
 from pmaprl.cli.errors import UsageError, shortened
-from pmaprl.device.agents import Player, PolicyInput, with_memory
+from pmaprl.device.agents import Player
+from pmaprl.device.contract import with_memory
+from pmaprl.device.interface import PolicyInput
 from pmaprl.envs import spaces
 from pmaprl.envs.masks import completed, policy_spec
 from pmaprl.envs.numbers import cast, is_numeric

@@ -3,11 +3,13 @@
 import dataclasses
 import math
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 from helpers import make_env, over_devices, ppo, pqn, run_updates, small_args
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -24,7 +26,7 @@ from pmaprl.device.sharding import AXIS
 from pmaprl.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from pmaprl.nets import QHead, epsilon_greedy
 from pmaprl.nets.distributions import Categoricals, Joint, Normal, PolicyHead, encode_action
-from pmaprl.nets.normalizers import rescale_output, running_stats
+from pmaprl.nets.normalizers import Normalizer, popart, rescale_output, running_stats
 from pmaprl.nets.returns import ValueDistribution, project
 from pmaprl.nets.torso import BatchNorm
 
@@ -628,6 +630,38 @@ def test_new_units_leave_predictions_as_they_are():
     # A layer by another name would keep predicting in old units
     with pytest.raises(ValueError, match="head"):
         rescale_output(params, "head", old, new)
+
+
+class Values(struct.PyTreeNode):
+    params: dict
+    return_stats: Normalizer
+
+
+class Samples(NamedTuple):
+    value: jax.Array
+    target: jax.Array
+    advantage: jax.Array
+
+
+@pytest.mark.parametrize(("spread", "std"), [(0.0, 30.0), (0.1, 30.0), (5.0, 5.0)])
+def test_the_first_values_are_not_far_from_targets_without_spread(spread, std):
+    """Equal rewards make equal targets where each is the sum of as many of them."""
+    head = {"value": {"kernel": jnp.zeros((2, 1)), "bias": jnp.zeros(1)}}
+    learner = Values({"params": head}, Normalizer.of_numbers())
+    targets = 30 + spread * jnp.array([-1.0, 1.0, 1.0, -1.0])
+    batch = Samples(value=jnp.zeros(4), target=targets, advantage=targets)
+    several = jax.tree.map(lambda x: x[None], (learner, batch))
+    moved, samples = jax.vmap(popart, axis_name=AXIS)(*several)
+    assert_allclose(moved.return_stats.std[0], std, rtol=1e-3)
+    assert_allclose(samples.advantage[0], targets / std, rtol=1e-3)
+    value = moved.return_stats.stats.denormalize(moved.params["params"]["value"]["bias"][0])
+    assert_allclose(value, 0, atol=1e-4)
+    # Later batches count as they are
+    again = samples._replace(target=targets[None] + 2)
+    later, _ = jax.vmap(popart, axis_name=AXIS)(moved, again)
+    all_targets = np.concatenate([targets, targets + 2])
+    variance = np.var(all_targets) + (std > spread) * std**2 / 2
+    assert_allclose(later.return_stats.std[0], np.sqrt(variance), rtol=1e-2)
 
 
 @pytest.mark.parametrize(("renorm", "warmup"), [(False, 0), (True, 1), (True, 2)])

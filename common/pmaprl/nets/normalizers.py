@@ -276,6 +276,26 @@ def rescale_output(
     return params
 
 
+# Least standard deviation of the first targets, as a share of their mean
+LEAST_SPREAD = 0.05
+
+
+def _with_spread(old: RunningStats, new: RunningStats) -> RunningStats:
+    """Widen statistics whose first batch has hardly any spread, to the distance from 0 to its mean.
+
+    Equal rewards with --num-steps 1, --gae-lambda 0 or episodes of one step make equal targets.
+    In units of their deviation, the first values, about 0, would be so far away from them that no
+    number of gradient steps gets there.
+
+    Args:
+        old: the statistics before the batch.
+        new: the statistics with the batch.
+    """
+    is_narrow = (old.total == 0) & (new.std < LEAST_SPREAD * jnp.abs(new.mean))
+    missing = jnp.where(is_narrow, new.total * jnp.square(new.mean), 0.0)
+    return new.replace(m2=new.m2 + missing)
+
+
 def popart(
     learner: Any,
     batch: Any,
@@ -299,6 +319,7 @@ def popart(
     if old is None:
         return learner, batch
     units = learner.return_stats.update(batch.target, counts)
+    units = units.replace(stats=_with_spread(old, units.stats))
     params = rescale_output(learner.params, "value", old, units.stats)
     learner = learner.replace(params=params, return_stats=units)
     batch = batch._replace(

@@ -48,7 +48,7 @@ class Args(ActorArgs):
     """Updates by which a step's policy may be stale before the step is left out; 0: no limit."""
 
     # optimizer
-    num_epochs: Count = 4
+    update_epochs: Count = 4
     """Passes over the batch per update."""
     num_minibatches: Count = 4
     """Minibatches per epoch, each a gradient step."""
@@ -126,7 +126,9 @@ class Args(ActorArgs):
     def sizes(self, num_devices: int) -> list[str]:
         """Derived sizes, for the header of a run."""
         minibatch = self.steps_per_update // self.num_minibatches
-        learning = f"{self.num_epochs} epochs x {self.num_minibatches} minibatches of {minibatch:,}"
+        learning = (
+            f"{self.update_epochs} epochs x {self.num_minibatches} minibatches of {minibatch:,}"
+        )
         return [*super().sizes(num_devices), learning]
 
     def __post_init__(self):
@@ -428,6 +430,7 @@ class APPO(RecurrentOnPolicy[Args, Learner]):
         self, learner: Learner, rollout: Rollout, context: UpdateContext
     ) -> tuple[Batch, Metrics]:
         """Estimate values, advantages and targets, in units of the rewards."""
+        hparams = context.hparams
         # The loss repeats this pass: with one gradient step per update, both compile into one
         obs = learner.obs_stats.normalize(rollout.obs)
         obs, first = self.as_samples((obs, rollout.seen.first))
@@ -444,7 +447,7 @@ class APPO(RecurrentOnPolicy[Args, Learner]):
             last=last,
             final=final,
         )
-        log_rho = log_ratio(policy.log_prob(rollout.action), rollout.extras, self.args.ratio_clamp)
+        log_rho = log_ratio(policy.log_prob(rollout.action), rollout.extras, hparams.ratio_clamp)
         if self.args.advantage == "gae":
             advantage = gae(
                 reward=rollout.reward,
@@ -452,8 +455,8 @@ class APPO(RecurrentOnPolicy[Args, Learner]):
                 next_value=next_value,
                 terminated=rollout.terminated,
                 truncated=rollout.truncated,
-                gamma=self.args.gamma,
-                gae_lambda=self.args.gae_lambda,
+                gamma=hparams.gamma,
+                gae_lambda=hparams.gae_lambda,
             )
             target = value + advantage
         else:
@@ -464,10 +467,10 @@ class APPO(RecurrentOnPolicy[Args, Learner]):
                 next_value=next_value,
                 terminated=rollout.terminated,
                 truncated=rollout.truncated,
-                gamma=self.args.gamma,
-                lambda_=self.args.gae_lambda,
-                rho_clip=self.args.rho_clip,
-                c_clip=self.args.c_clip,
+                gamma=hparams.gamma,
+                lambda_=hparams.gae_lambda,
+                rho_clip=hparams.rho_clip,
+                c_clip=hparams.c_clip,
             )
         # Rollouts of actors say which steps count, and how old their policies are
         assert rollout.valid is not None
@@ -506,9 +509,8 @@ class APPO(RecurrentOnPolicy[Args, Learner]):
     ) -> tuple[Learner, Metrics]:
         """Take gradient steps on the minibatches of all epochs."""
         hparams = context.hparams
-        minibatches = context.minibatches(
-            self.args.num_epochs, self.args.num_minibatches
-        )  # [E, M, B]
+        epochs = self.args.update_epochs
+        minibatches = context.minibatches(epochs, self.args.num_minibatches)  # [E, M, B]
 
         def step(carry, indices):
             params, opt_state = carry
@@ -529,10 +531,8 @@ class APPO(RecurrentOnPolicy[Args, Learner]):
         # of the loss, because nothing uses it
         first = jax.tree.map(lambda x: x[:, minibatches[-1, 0]], batch)
         _, after = self.loss_of(params, first, hparams)
-        kl = after["policy/approx_kl"]
-        opt_state = optim.adapt_learning_rate(opt_state, kl, hparams)
         learner = learner.replace(params=params, opt_state=opt_state)
-        return learner, metrics | {"policy/approx_kl": kl}
+        return learner, metrics | {"policy/approx_kl": after["policy/approx_kl"]}
 
     def loss_of(self, params: Any, batch: Batch, hparams: HParams) -> tuple[jax.Array, Metrics]:
         """Loss of a minibatch [1, B, ...] or [T, B, ...], and metrics."""

@@ -373,9 +373,8 @@ class PPO(OnPolicy[Args, Learner]):
         After an epoch whose KL divergence exceeds --target-kl, later epochs change nothing.
         """
         hparams = context.hparams
-        minibatches = context.minibatches(
-            self.args.update_epochs, self.args.num_minibatches
-        )  # [E, M, B]
+        epochs = self.args.update_epochs
+        minibatches = context.minibatches(epochs, self.args.num_minibatches)  # [E, M, B]
         advantage = optim.gather_samples(batch.advantage, minibatches)
         if self.args.norm_adv:
             advantage = optim.standardize(advantage, axis=-1)

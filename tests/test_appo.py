@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 
 SMALL = host_helpers.SMALL | {
     "envs_per_actor": 8,
-    "num_epochs": 1,
+    "update_epochs": 1,
     "num_minibatches": 1,
     "total_timesteps": 10 * 2 * 8 * 8,
     "log_interval": 256,
@@ -190,12 +190,12 @@ class Lab(host_helpers.Lab):
 @pytest.mark.parametrize(
     "flags",
     [
-        {"num_epochs": 2, "num_minibatches": 2, "clip_vloss": True, "normalize_obs": True},
+        {"update_epochs": 2, "num_minibatches": 2, "clip_vloss": True, "normalize_obs": True},
         pytest.param({"loss": "impala", "normalize_obs": True}, marks=pytest.mark.slow),
         # Of cells that last far longer than these rollouts, gradients are so small that Adam makes
         # steps of rounding
         pytest.param(
-            {"num_epochs": 2, "num_minibatches": 2, "rnn": "gru", "rnn_span": 16},
+            {"update_epochs": 2, "num_minibatches": 2, "rnn": "gru", "rnn_span": 16},
             marks=pytest.mark.slow,
         ),
     ],
@@ -394,7 +394,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-PASSES = {"num_epochs": 2, "num_minibatches": 2}
+PASSES = {"update_epochs": 2, "num_minibatches": 2}
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ NAMES = {
     "pqn_pmap": 30,
     "dqn_pmap": 30,
     "ppo_rnn_pmap": 35,
-    "appo_pmap": 35,
+    "appo_pmap": 32,
     "sac_pmap": 42,
 }
 NAMESPACES = {"nets", "optim"}

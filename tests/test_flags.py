@@ -251,7 +251,7 @@ SAC_HOST |= {"num_steps": 4, "seed": 1}
 APPO = (
     ON_POLICY
     | ON_POLICY_MATHS
-    | {"num_steps": 4, "envs_per_actor": 4, "rollouts_per_update": 1, "num_epochs": 2}
+    | {"num_steps": 4, "envs_per_actor": 4, "rollouts_per_update": 1, "update_epochs": 2}
 )
 APPO |= {
     "loss": "impala",
@@ -281,7 +281,7 @@ CASES = {
     "appo": (appo, APPO),
     "sac on the host": (SAC_ON_HOST, SAC_HOST),
 }
-LONG = {"num_epochs": 4, "learning_rate": 0.1, "clip_eps": 0.01}
+LONG = {"update_epochs": 4, "learning_rate": 0.1, "clip_eps": 0.01}
 GAME = {"env": "pgx:tic_tac_toe"}
 IMAGES_ON_HOST = {"env": "gymnasium:host_toys:ImageToy-v0", "normalize_obs": False}
 OTHERS = {  # by algorithm and flag, or by flag: what both runs get besides
@@ -300,7 +300,7 @@ OTHERS = {  # by algorithm and flag, or by flag: what both runs get besides
     },
     **{("pqn", flag): {"rnn": "gru"} for flag in ("rnn_size", "rnn_layers", "rnn_span")},
     ("appo", "encoder"): {"env": "gymnasium:host_toys:ImageToy-v0"},
-    ("appo", "advantage"): {"num_epochs": 2},
+    ("appo", "advantage"): {"update_epochs": 2},
     ("appo", "pg_rho_clip"): {"loss": "impala"},
     ("dqn", "num_atoms"): {"distribution": "qr"},
     **{("dqn", flag): {"distribution": "c51"} for flag in ("v_min", "v_max")},

@@ -220,6 +220,7 @@ OTHER_NAMES |= {
 OTHER_NAMES |= {
     "--n-envs": "--num-envs",
     "--n-epochs": "--update-epochs",
+    "--num-epochs": "--update-epochs",
     "--n-atoms": "--num-atoms",
 }
 OTHER_NAMES |= {

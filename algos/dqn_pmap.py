@@ -348,12 +348,14 @@ class DQN(OffPolicy[Args, Learner]):
         q = q_values(outputs, self.args)
         return nets.epsilon_greedy(q, epsilon, obs)
 
-    def observe(self, learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
+    def observe(
+        self, learner: Learner, transitions: Transition, valid: jax.Array | None
+    ) -> Learner:
         """Update the normalizer with newly stored transitions [T, N, ...].
 
         If `valid` [T, N] is given, only transitions where it is True count.
         """
-        return learner.replace(obs_stats=learner.obs_stats.update(new.obs, valid))
+        return learner.replace(obs_stats=learner.obs_stats.update(transitions.obs, valid))
 
     def init(self, key: jax.Array, hparams: HParams) -> Learner:
         """Make the learner before the first update."""

@@ -386,7 +386,7 @@ class SAC(OffPolicy[Args, Learner]):
         next_action, next_entropy = self.sample_action(next_policy, noise)
         inputs = batch.obs, batch.action
         next_inputs = batch.next_obs, next_action
-        targets = params.targets or params.critics
+        targets = params.critics if params.targets is None else params.targets
         _, next_q, _ = nets.joint_forward(self.critics, targets, inputs, next_inputs)
         next_q = self.min_q(next_q, next_policy)
         atoms = td_target(
@@ -507,13 +507,15 @@ class SAC(OffPolicy[Args, Learner]):
         policy: Any = self.actor.apply(learner.params.actor, learner.obs_stats.normalize(obs))
         return policy
 
-    def observe(self, learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
+    def observe(
+        self, learner: Learner, transitions: Transition, valid: jax.Array | None
+    ) -> Learner:
         """Update the normalizers with newly stored transitions [T, N, ...].
 
         If `valid` [T, N] is given, only transitions where it is True count.
         """
-        obs_stats = learner.obs_stats.update(new.obs, valid)
-        return_stats = learner.return_stats.update(new.discounted, valid)
+        obs_stats = learner.obs_stats.update(transitions.obs, valid)
+        return_stats = learner.return_stats.update(transitions.discounted, valid)
         return learner.replace(obs_stats=obs_stats, return_stats=return_stats)
 
     def init(self, key: jax.Array, hparams: HParams) -> Learner:

@@ -305,7 +305,12 @@ def parts_of_run(
         example = np.int32(0)
         programs = training.for_seeds(module.make_algorithm(args, env.spec), args, env)
         programs = training.over_devices(programs, devices, args.sharding)
-    return args, programs, training.arrays_of(args.members, len(devices), args.sharding), example
+    return (
+        args,
+        programs,
+        training.members_on_devices(args.members, len(devices), args.sharding),
+        example,
+    )
 
 
 def lowered_peer(job: Row, devices: list[Any]) -> tuple[Any, tuple[int, int, int]]:

@@ -26,12 +26,13 @@ from ppo_pmap import Args, train  # noqa: F401  (re-exported)
 
 import pmaprl.device.programs
 import pmaprl.runs.run
+from pmaprl.device import drivers
 from pmaprl.device.collectives import in_one_order
-from pmaprl.device.contract import OffPolicy, RecurrentOnPolicy
-from pmaprl.device.drivers import Driver, off_policy, on_policy
+from pmaprl.device.contract import RecurrentOnPolicy
+from pmaprl.device.drivers import Driver
 from pmaprl.device.programs import Programs, for_seeds
 from pmaprl.device.sharding import AXIS
-from pmaprl.device.state import TrainState, arrays_of, key_data
+from pmaprl.device.state import TrainState, key_data, members_on_devices
 from pmaprl.envs.custom import wrap
 from pmaprl.envs.environment import Env
 from pmaprl.envs.registry import make
@@ -139,7 +140,7 @@ def module_of(args: Any) -> Any:
 def driver_of(args: Any, env: Env) -> Driver:
     """`init` and `update` of one agent on one device, with the algorithm of `args`."""
     algorithm = module_of(args).make_algorithm(args, env.spec)
-    return (off_policy if isinstance(algorithm, OffPolicy) else on_policy)(algorithm, args, env)
+    return drivers.driver_of(algorithm, args, env)
 
 
 def functions_of(args: Args, env: Env) -> Programs:
@@ -155,7 +156,7 @@ def init_over(args: Args, env: Env, num_devices: int) -> Callable[[], TrainState
         axis_name=AXIS,
         devices=jax.devices()[:num_devices],
     )
-    return functools.partial(init, arrays_of(args.members, num_devices))
+    return functools.partial(init, members_on_devices(args.members, num_devices))
 
 
 def programs(args: Args, env: Env, num_devices: int):

@@ -30,8 +30,8 @@ from pmaprl.device.programs import repeat_updates
 from pmaprl.device.statistics import (
     MetricSums,
     across_devices,
-    mean_metrics_over_devices,
     over_steps,
+    reduce_over_devices,
 )
 from pmaprl.envs.environment import DEFAULT_HORIZON, Step
 from pmaprl.envs.spaces import Box
@@ -339,7 +339,7 @@ def test_metrics_are_those_of_the_samples_of_all_devices_and_of_all_steps_that_c
     assert found == {name: [x] * 4 for name, x in wanted.items()}
 
     def merge(x):
-        return mean_metrics_over_devices(jax.tree.map(lambda x: x[0], x))
+        return reduce_over_devices(jax.tree.map(lambda x: x[0], x))
 
     again = over_devices(
         merge,
@@ -349,7 +349,7 @@ def test_metrics_are_those_of_the_samples_of_all_devices_and_of_all_steps_that_c
     assert same_bits(again, metrics), "what is the same everywhere stays so"
 
     def own_metrics(x):
-        return mean_metrics_over_devices({"x": x[0], "x_max": x[0]})
+        return reduce_over_devices({"x": x[0], "x_max": x[0]})
 
     own = over_devices(
         own_metrics,

@@ -44,7 +44,7 @@ from pmaprl.device.agents import acting_part
 from pmaprl.device.keys import rollout_keys
 from pmaprl.device.minibatches import minibatch_indices
 from pmaprl.device.sharding import global_ids
-from pmaprl.device.state import arrays_of, to_host
+from pmaprl.device.state import members_on_devices, to_host
 from pmaprl.envs.variation import run_env
 
 EASY = {"normalize_obs": True, "decorrelate": True, "lr_schedule": "kl-adaptive"}
@@ -92,7 +92,7 @@ def after(updates: int, case: str, num_devices: int, seed: int, num_seeds: int =
     """State on the devices and metrics; all seeds are given to one program."""
     init, update = programs_of(case, num_devices, num_seeds)
     members = CASES[case][0](num_seeds=num_seeds, seed=seed).members
-    begun = init.func(arrays_of(members, num_devices))
+    begun = init.func(members_on_devices(members, num_devices))
     state, outcome = update(begun, np.int32(updates))
     return state, outcome.fetch(updates).metrics
 

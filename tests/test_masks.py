@@ -34,7 +34,7 @@ from helpers import (
 from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.cli.errors import FailedEnvError, TrainingError
-from pmaprl.device.contract import with_memory
+from pmaprl.device.contract import as_recurrent
 from pmaprl.device.evaluation import play_episodes
 from pmaprl.device.interface import PolicyInput
 from pmaprl.device.keys import action_noise
@@ -461,7 +461,7 @@ def test_critics_alone_see_what_is_privileged(module):
     args = module.Args(**flags)
     env = wrap(Secretive())
     algorithm = module.make_algorithm(args, env.spec)
-    agent = with_memory(algorithm)
+    agent = as_recurrent(algorithm)
     learner = algorithm.init(jax.random.key(0), hparams_of(args))
     # Critics begin at zero
     moved = jax.tree.map(lambda x: x + 0.1, learner.params)

@@ -14,7 +14,7 @@ from pmaprl.cli.errors import UsageError
 from pmaprl.compare import Args as CompareArgs
 from pmaprl.compare import compare
 from pmaprl.device.programs import for_seeds, over_devices
-from pmaprl.device.state import arrays_of
+from pmaprl.device.state import members_on_devices
 from pmaprl.envs.registry import make
 from pmaprl.machine.devices import check_fits
 from pmaprl.policy import load_policy
@@ -115,7 +115,7 @@ def _prepared(count, **flags):
     programs = over_devices(for_seeds(ppo.PPO(args, env.spec), args, env), devices)
     return (
         args,
-        jax.eval_shape(programs.init, arrays_of(args.members, 1)),
+        jax.eval_shape(programs.init, members_on_devices(args.members, 1)),
         np.int32(0),
         env.spec,
         devices * count,

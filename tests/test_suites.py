@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from test_envs import OFFLINE_IDS
 
 from pmaprl.device.programs import over_devices
-from pmaprl.device.state import arrays_of, flatten, key_data, unflatten
+from pmaprl.device.state import flatten, key_data, members_on_devices, unflatten
 from pmaprl.envs.registry import make
 from pmaprl.envs.spaces import MultiDiscrete, sample
 
@@ -208,7 +208,7 @@ def test_an_update_can_be_traced_and_states_can_be_saved(name):
     devices = jax.devices()[:1]
     env = make(name)
     programs = over_devices(functions_of(args, env), devices)
-    state = jax.eval_shape(programs.init, arrays_of(args.members, 1))
+    state = jax.eval_shape(programs.init, members_on_devices(args.members, 1))
     jax.eval_shape(programs.update, state, np.int32(1))
     host = jax.tree.map(
         lambda x: np.zeros(x.shape, x.dtype),

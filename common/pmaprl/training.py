@@ -21,7 +21,7 @@ from pmaprl.device.collectives import in_one_order
 from pmaprl.device.programs import Programs, for_seeds, over_devices
 from pmaprl.device.replay import describe_replay
 from pmaprl.device.sharding import AXIS
-from pmaprl.device.state import arrays_of, to_host
+from pmaprl.device.state import members_on_devices, to_host
 from pmaprl.drawing.figures import draw_curve, draw_population
 from pmaprl.envs.bytes import describe_bytes
 from pmaprl.envs.custom import wrap
@@ -104,7 +104,7 @@ def train_on_devices(
     check_spaces(args, env)
     algorithm = make_algorithm(args, env.spec)
     programs = over_devices(for_seeds(algorithm, args, env), devices, args.sharding)
-    members = arrays_of(args.members, len(devices), args.sharding)
+    members = members_on_devices(args.members, len(devices), args.sharding)
     shapes = jax.eval_shape(programs.init, members)
     example = np.int32(0)
     check_fits(args, shapes, example, env.spec, devices)
@@ -160,7 +160,7 @@ def train_with_actors(
     if params != args.env_params:
         notes["eval"] = f"with {params}"
     programs = programs_over_learners(driver, devices)
-    members = arrays_of(args.members, len(devices))
+    members = members_on_devices(args.members, len(devices))
     shapes = jax.eval_shape(programs.init, members)
     example = example_batch(args, env, driver, num_learners)
     check_fits(args, shapes, example, env.spec, devices)

@@ -12,7 +12,13 @@ from jax import Array
 from pmaprl.actors.threads import HostRollout
 from pmaprl.cli.errors import UsageError
 from pmaprl.device.agents import acting_part, with_acting_part
-from pmaprl.device.contract import AnyAlgorithm, OffPolicy, OnPolicy, RecurrentOnPolicy, with_memory
+from pmaprl.device.contract import (
+    AnyAlgorithm,
+    OffPolicy,
+    OnPolicy,
+    RecurrentOnPolicy,
+    as_recurrent,
+)
 from pmaprl.device.drivers import random_actions, replay_learner
 from pmaprl.device.interface import PolicyInput, Rollout, RunState, Transition, UpdateContext
 from pmaprl.device.keys import OTHER_STREAM, action_noise, ids_in_process, ids_over_processes
@@ -21,7 +27,7 @@ from pmaprl.device.optim import apply_schedules, global_norm, hparams_of
 from pmaprl.device.replay import Replay, example_transition, new_replay
 from pmaprl.device.sharding import AXIS
 from pmaprl.device.state import TrainState
-from pmaprl.device.statistics import MetricSums, mean_metrics_over_devices
+from pmaprl.device.statistics import MetricSums, reduce_over_devices
 from pmaprl.envs.host import begins
 from pmaprl.envs.masks import to_env
 from pmaprl.envs.ranges import range_metrics
@@ -70,7 +76,7 @@ def host_driver(algorithm: AnyAlgorithm, args: Any, env: EnvSpec) -> HostDriver:
 
 def on_policy(algorithm: OnPolicy | RecurrentOnPolicy, args: Any, env: EnvSpec) -> HostDriver:
     """Driver whose updates learn from rollouts of actors, from each rollout once."""
-    recurrent = with_memory(algorithm)
+    recurrent = as_recurrent(algorithm)
     if recurrent.wants_reward:
         raise UsageError(
             "--obs-prev-action-reward needs an environment on the devices: actors do not "
@@ -100,7 +106,7 @@ def on_policy(algorithm: OnPolicy | RecurrentOnPolicy, args: Any, env: EnvSpec) 
             minibatches=minibatches,
         )
         learner, metrics = algorithm.update(learner, rollout, context)
-        metrics = mean_metrics_over_devices(metrics)
+        metrics = reduce_over_devices(metrics)
         metrics |= range_metrics(env.observation_space, AXIS, rollout.obs)
         metrics |= scheduled
         metrics["params/norm"] = global_norm(learner.params)

@@ -13,7 +13,7 @@ from pmaprl.actors.threads import Stopped, Worker, stop_workers
 from pmaprl.cli.errors import TrainingError
 from pmaprl.cli.host_flags import HostEnvArgs
 from pmaprl.device.agents import Player
-from pmaprl.device.contract import AnyAlgorithm, with_memory
+from pmaprl.device.contract import AnyAlgorithm, as_recurrent
 from pmaprl.device.evaluation import SEED, Episodes
 from pmaprl.envs.environment import LONGEST_HORIZON
 from pmaprl.envs.foreign_code import reason
@@ -41,7 +41,7 @@ class HostEvaluation:
         num_envs = min(args.eval_episodes, MOST_ENVS)
         self._make_envs = env_maker(args, num_envs, evaluation_params(vars(args)))
         self._args = args
-        self._algorithm = with_memory(algorithm)
+        self._algorithm = as_recurrent(algorithm)
         self._act = jax.jit(self._algorithm.act)
         self._warn = warn
         # Workers and learners of the evaluations that are due, the first of them under way; the

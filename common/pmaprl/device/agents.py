@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
-from pmaprl.device.contract import AnyAlgorithm, with_memory
+from pmaprl.device.contract import AnyAlgorithm, as_recurrent
 from pmaprl.device.interface import PolicyInput
 
 
@@ -36,7 +36,7 @@ class Player(NamedTuple):
             compiled_act: `act` of the recurrent form of the algorithm, compiled. None: it is
                 compiled with the program that plays.
         """
-        recurrent = with_memory(algorithm)
+        recurrent = as_recurrent(algorithm)
         act_of_learner = compiled_act or recurrent.act
 
         def act(

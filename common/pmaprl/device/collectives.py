@@ -66,7 +66,8 @@ def _run(
 ) -> Results:
     """Run a traced `program`, whose first collective waits for the flag `never`.
 
-    The flag is false on every device. The collectives before it decide it, as far as XLA can tell.
+    The flag is false on every device, but XLA has to compute it from the results of the collectives
+    before.
     """
     if not _communicates(program.jaxpr):
         return jaxpr_as_fun(program)(*inputs), never

@@ -89,7 +89,8 @@ class OnPolicy(Algorithm[ArgsT, LearnerT]):
         """Learn from one rollout [T, N, ...].
 
         Returns:
-            The learner, and metrics, which the driver averages over devices.
+            The learner, and metrics []. The driver reduces them over devices by the ends of their
+            names, but leaves `_sum` metrics as they are: `adam_step` has summed those of a loss.
         """
 
     @abc.abstractmethod
@@ -140,7 +141,8 @@ class RecurrentOnPolicy(Algorithm[ArgsT, LearnerT]):
         """Learn from one rollout [T, N, ...]; `rollout.memory` is the memory before it.
 
         Returns:
-            The learner, and metrics, which the driver averages over devices.
+            The learner, and metrics []. The driver reduces them over devices by the ends of their
+            names, but leaves `_sum` metrics as they are: `adam_step` has summed those of a loss.
         """
 
     @abc.abstractmethod
@@ -176,7 +178,8 @@ class OffPolicy(Algorithm[ArgsT, LearnerT]):
         """Make one gradient update from a batch [B, ...].
 
         Returns:
-            The learner, and metrics, which the driver averages over devices.
+            The learner, and metrics []. The driver reduces them over devices by the ends of their
+            names, but leaves `_sum` metrics as they are: `adam_step` has summed those of a loss.
         """
 
     @abc.abstractmethod
@@ -198,8 +201,8 @@ class OffPolicy(Algorithm[ArgsT, LearnerT]):
 
 
 @dataclass(frozen=True, eq=False)
-class WithoutMemory(RecurrentOnPolicy[Any, Any]):
-    """An algorithm without memory in the form of one whose memory is ()."""
+class AsRecurrent(RecurrentOnPolicy[Any, Any]):
+    """Adapter: an algorithm without memory, called like one whose memory is ()."""
 
     algorithm: OnPolicy | OffPolicy
 
@@ -229,8 +232,11 @@ class WithoutMemory(RecurrentOnPolicy[Any, Any]):
 AnyAlgorithm = OnPolicy | RecurrentOnPolicy | OffPolicy
 
 
-def with_memory(algorithm: AnyAlgorithm) -> RecurrentOnPolicy:
-    """Give an algorithm the form of a recurrent one. Of an `OffPolicy`, only `act` can be used."""
+def as_recurrent(algorithm: AnyAlgorithm) -> RecurrentOnPolicy:
+    """Adapt any algorithm to the form of a recurrent one.
+
+    Of an `OffPolicy`, only `init` and `act` work.
+    """
     if isinstance(algorithm, RecurrentOnPolicy):
         return algorithm
-    return WithoutMemory(args=algorithm.args, env=algorithm.env, algorithm=algorithm)
+    return AsRecurrent(args=algorithm.args, env=algorithm.env, algorithm=algorithm)

@@ -20,7 +20,8 @@ class Episodes(NamedTuple):
     """Episodes that are over, or the running episodes of environments, [N]."""
 
     ret: Array | np.ndarray  # sum of raw rewards
-    length: Array | np.ndarray  # steps; -inf for a running episode that began before counting did
+    # Steps; -inf: it began before counting did; NaN, inf: faults of an evaluation (`fault_of`)
+    length: Array | np.ndarray
 
 
 class RecentEpisodes(struct.PyTreeNode):

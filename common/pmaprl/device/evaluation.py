@@ -73,11 +73,11 @@ def play_episodes(
         time, env_state, seen, memory, done, episodes = carry
         action, memory = player.act(seen, memory, fold(act_keys, time))
         out = step_envs(env, fold(step_keys, time), env_state, action)
-        counted = jnp.where(nothing_legal(seen.obs, env.action_space), jnp.nan, 1.0)
-        counted = jnp.where(in_space(seen.obs, env.observation_space), counted, jnp.inf)
+        one_step = jnp.where(nothing_legal(seen.obs, env.action_space), jnp.nan, 1.0)
+        one_step = jnp.where(in_space(seen.obs, env.observation_space), one_step, jnp.inf)
         earned = Episodes(
             ret=jnp.where(done, 0.0, out.reward),
-            length=jnp.where(done, 0.0, counted),
+            length=jnp.where(done, 0.0, one_step),
         )
         episodes = jax.tree.map(jnp.add, episodes, earned)
         over = out.terminated | out.truncated
@@ -90,7 +90,8 @@ def play_episodes(
 
     memory = player.initial_memory(num_episodes)
     episodes = Episodes(ret=zeros, length=zeros)
-    start = (jnp.int32(0), env_state, PolicyInput.at_start(obs), memory, zeros > 0, episodes)
+    none_done = jnp.zeros(num_episodes, bool)
+    start = (jnp.int32(0), env_state, PolicyInput.at_start(obs), memory, none_done, episodes)
     *_, episodes = jax.lax.while_loop(unfinished, step, start)
     return episodes
 

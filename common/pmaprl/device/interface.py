@@ -21,8 +21,9 @@ from pmaprl.machine.devices import size_of
 
 ArrayT = TypeVar("ArrayT", Array, np.ndarray)  # on the device or on the host
 
-# Bytes of a final observation with the policy's memory, up to which an accelerator values all steps
-SMALL_FINAL = 1024
+# Most bytes of a final observation, with the policy's memory, for which an accelerator computes the
+# values of all steps in one pass
+MOST_FINAL_BYTES = 1024
 
 
 class HParams(SimpleNamespace):
@@ -76,7 +77,8 @@ class GradientContext(NamedTuple):
     Attributes:
         hparams: hyperparameters of this update.
         updates: [] number of gradient updates, this one included.
-        keys: two keys for each group of a batch, of which `optim.noise_like` draws.
+        keys: two arrays of keys [G], a key for each group of the batch; `optim.noise_like` takes
+            one of them.
     """
 
     hparams: HParams
@@ -99,7 +101,8 @@ class Rollout(NamedTuple):
         memory: [N, ...] memory before the first step, () for a policy without.
         acted_by_us: bool, True for the components of actions that the policy chose. None: all.
         valid: bool, False where an environment only reset itself. None: all steps count.
-        version: number of updates behind the acting policy. None: the newest policy acted.
+        version: number of updates that the acting policy had learned from. None: the newest policy
+            acted.
     """
 
     seen: PolicyInput
@@ -162,7 +165,7 @@ class Rollout(NamedTuple):
         is_truncated = self.truncated & ~self.terminated
         final_input = self.final_obs if final is None else final
         final_input = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), final_input)
-        is_small = size_of(final_input) <= SMALL_FINAL * value.size
+        is_small = size_of(final_input) <= MOST_FINAL_BYTES * value.size
         if is_small and jax.default_backend() != "cpu":
             final_value = value_of(final_input)
             return jnp.where(is_truncated, final_value.reshape(value.shape), following)
@@ -184,10 +187,12 @@ class Transition(NamedTuple):
         reward: rewards; in a batch with n-step returns the discounted sum of n rewards.
         terminated: bool, False where a time limit ended the episode.
         next_obs: true next observations, also where a time limit struck.
-        version: number of updates behind the acting policy. None: the newest policy acted.
+        version: number of updates that the acting policy had learned from. None: the newest policy
+            acted.
         first: bool, True where an episode or a rollout begins. n-step returns stop before it.
         discount: factor of the value of `next_obs`, in a batch with n-step returns.
-        discounted: discounted return so far, with --normalize-rewards. The buffer drops it.
+        discounted: discounted return of the episode so far, with --normalize-rewards. Only
+            `observe` gets it: the buffer has stored the transition before.
     """
 
     obs: Any

@@ -61,10 +61,9 @@ def random_order(
 ) -> Array:
     """Permute the numbers below `size`, [size].
 
-    This sorts single numbers, four times faster than `argsort`: random bits, and in the low bits a
-    label, by which a number is found again. Of many random bits some are equal. Labels that grow
-    with the numbers would leave those in the order of time, so number i has label a * i + b modulo
-    a power of two, with a random b and a random odd a.
+    This sorts random numbers whose low bits are a label of the index, four times faster than
+    `argsort`. Equal random bits are ordered by their labels. Those are not to prefer early indices,
+    so index i has label a * i + b modulo a power of two, with a random b and a random odd a.
     """
     label_bits = jnp.uint32(2 ** (size - 1).bit_length() - 1)
     factor, offset = jax.random.bits(label_key, (2,))

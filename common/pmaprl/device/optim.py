@@ -115,7 +115,7 @@ def clipped_adam(hparams: Any) -> optax.GradientTransformation:
     """
     limit = hparams.max_grad_norm
     is_off = isinstance(limit, float) and limit == 0
-    clip = optax.identity() if is_off else optax.clip_by_global_norm(inf_if_zero(limit))
+    clip = optax.identity() if is_off else optax.clip_by_global_norm(no_limit_if_zero(limit))
     rule = RULES[getattr(hparams, "optimizer", "adam")]
     return optax.chain(clip, rule(hparams.adam_b1, hparams.adam_b2))
 
@@ -237,7 +237,7 @@ def adapt_learning_rate(
     return state.replace(learning_rate=learning_rate)
 
 
-def inf_if_zero(limit: float | Array) -> float | Array:
+def no_limit_if_zero(limit: float | Array) -> float | Array:
     """Turn a limit of 0, which means no limit, into infinity; numbers stay numbers."""
     if isinstance(limit, float):
         return limit or jnp.inf
@@ -266,7 +266,8 @@ def run_epochs(
         The last params and opt_state, and the means of the metrics over the steps that count, with
         the number of epochs that count as "policy/epochs".
     """
-    all_count = isinstance(target_kl, float) and not target_kl
+    # Known when the program is traced
+    never_stops = isinstance(target_kl, float) and target_kl == 0
 
     def packed_step(carry, inputs):
         params, opt_state = carry
@@ -278,9 +279,9 @@ def run_epochs(
         after, metrics = jax.lax.scan(packed_step, before, inputs)
         metrics = over_steps(metrics.tree)
         counts = ~stopped
-        if not all_count:
+        if not never_stops:
             after = jax.tree.map(lambda old, new: jnp.where(stopped, old, new), before, after)
-            stopped |= metrics["policy/approx_kl"] > inf_if_zero(target_kl)
+            stopped |= metrics["policy/approx_kl"] > no_limit_if_zero(target_kl)
         return (after, stopped), Packed.of((metrics, counts))
 
     params, opt_state = start
@@ -288,7 +289,7 @@ def run_epochs(
     carry, epochs = jax.lax.scan(epoch, carry, inputs)
     (params, opt_state), _ = carry
     metrics, counts = epochs.tree
-    metrics = over_steps(metrics, None if all_count else counts)
+    metrics = over_steps(metrics, None if never_stops else counts)
     metrics |= {"policy/epochs": jnp.sum(counts, dtype=jnp.float32)}
     return (params.tree, opt_state), metrics
 
@@ -322,7 +323,7 @@ def standardize(
 
     Args:
         x: samples.
-        axis: axes of the samples; default: all.
+        axis: axes of the samples; default: all. Not together with `weight`.
         weight: 1 for samples that count and 0 for others, in the shape of `x`; default: all count.
 
     Returns:
@@ -330,6 +331,8 @@ def standardize(
     """
     if weight is None:
         mean = partial(jnp.mean, axis=axis, keepdims=True)
+    elif axis is not None:
+        raise ValueError("standardize takes axes or weights, not both")
     else:
         mean = partial(weighted_mean, weight)
     centred = x - jax.lax.pmean(mean(x), AXIS)
@@ -416,7 +419,7 @@ def hparams_of(
     return HParams(**{**vars(args), **initial, **(member_values or {}), **scheduled})
 
 
-def falling(
+def linear_decay(
     args: Any,
     updates: int | Array,
     fraction: float,
@@ -437,8 +440,8 @@ def epsilon_after(args: Any, updates: int | Array) -> Array:
             over which the probability falls linearly.
         updates: number of updates done.
     """
-    left = falling(args, updates, args.epsilon_fraction)
-    return args.epsilon_end + (args.epsilon_start - args.epsilon_end) * jnp.float32(left)
+    decay = linear_decay(args, updates, args.epsilon_fraction)
+    return args.epsilon_end + (args.epsilon_start - args.epsilon_end) * jnp.float32(decay)
 
 
 def apply_schedules(
@@ -457,10 +460,10 @@ def apply_schedules(
     Returns:
         The hyperparameters, and those among them [] that schedules have changed, by name.
     """
-    left = partial(falling, args, run.updates)
+    decay = partial(linear_decay, args, run.updates)
     hparams = hparams_of(args, run.member_values)
     schedule = getattr(args, "lr_schedule", "")
-    factor = left(1.0) if schedule == "linear" else 1.0
+    factor = decay(1.0) if schedule == "linear" else 1.0
     scheduled = {}
     for name, rate in vars(hparams).items():
         if schedule and name.endswith(("learning_rate", "_lr")):
@@ -468,7 +471,8 @@ def apply_schedules(
     if schedule == "kl-adaptive":
         scheduled["learning_rate"] = learner.opt_state.learning_rate
     if hasattr(args, "epsilon_fraction"):
+        # Of the next rollout: that of this update is collected
         scheduled["epsilon"] = epsilon_after(args, run.updates + 1)
     if fraction := getattr(args, "ent_fraction", 0.0):
-        scheduled["ent_coef"] = hparams.ent_coef * left(fraction)
+        scheduled["ent_coef"] = hparams.ent_coef * decay(fraction)
     return hparams_of(args, run.member_values, **scheduled), scheduled

@@ -66,7 +66,7 @@ def _together(
         new_sum = np.where(new_count > 0, new, 0) * new_count
         both = (old_sum + new_sum) / np.maximum(old_count + new_count, 1)
     else:
-        combine = REDUCTIONS[reduction_of(name)].newer
+        combine = REDUCTIONS[reduction_of(name)].combine
         both = combine(np, old, new) if combine else old + new
     return np.select([new_count == 0, old_count == 0], [old, new], both).astype(old.dtype)
 

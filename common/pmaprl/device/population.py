@@ -108,7 +108,7 @@ def exchange(
     broken = diverged_members(learner)
     key = jax.random.fold_in(jax.random.fold_in(run.key[0], OTHER_STREAM), run.updates[0])
     source_key, change_key = jax.random.split(key)
-    source, is_best = copy_best(source_key, objective, broken, rules)
+    source, is_best = choose_sources(source_key, objective, broken, rules)
     # A gather over the members
     learner, member_values = jax.tree.map(lambda x: x[source], (learner, run.member_values))
     fixed = is_best | (jnp.arange(source.size) == 0)
@@ -142,7 +142,7 @@ def diverged_members(learner: Any) -> Array:
     return ~jax.vmap(all_finite)(learner.params)
 
 
-def copy_best(
+def choose_sources(
     key: Array,
     objective: Array,
     broken: Array,
@@ -170,7 +170,7 @@ def copy_best(
     theirs = objective[drawn]
     scale = jnp.maximum(jnp.abs(theirs), jnp.abs(objective))
     is_clearly_better = theirs - objective > rules.gap * scale
-    better = jnp.isfinite(theirs) & (is_clearly_better & jnp.isfinite(objective) | broken)
+    better = jnp.isfinite(theirs) & ((is_clearly_better & jnp.isfinite(objective)) | broken)
     indices = jnp.arange(size)
     worst = (rank >= size - count) & (rank >= count)
     takes = (worst | broken) & better & (indices != 0)

@@ -19,8 +19,8 @@ from jax import Array
 from pmaprl.cli.run_flags import Members
 from pmaprl.device.agents import Player
 from pmaprl.device.collectives import in_one_order
-from pmaprl.device.contract import AnyAlgorithm, OffPolicy
-from pmaprl.device.drivers import off_policy, on_policy
+from pmaprl.device.contract import AnyAlgorithm
+from pmaprl.device.drivers import driver_of
 from pmaprl.device.episodes import recent_metrics
 from pmaprl.device.evaluation import Episodes, run_episodes
 from pmaprl.device.loops import repeat
@@ -60,10 +60,7 @@ def for_seeds(
     env: Env,
 ) -> Programs:
     """Programs of several agents on one device of `AXIS`."""
-    if isinstance(algorithm, OffPolicy):
-        driver = off_policy(algorithm, args, env)
-    else:
-        driver = on_policy(algorithm, args, env)
+    driver = driver_of(algorithm, args, env)
 
     def update_one(state: TrainState, num_updates: Array):
         state, columns = repeat_updates(driver.update, state, num_updates)
@@ -122,7 +119,7 @@ def repeat_updates(
     Returns:
         The state, and the numbers of an `Outcome`.
     """
-    layouts: list[Layout] = [{}, {}]
+    layouts: list[Layout] = [{}, {}]  # set while `one` is traced, the same each time
 
     def one(index, state):
         state, tally, episodes = update(state)
@@ -130,6 +127,7 @@ def repeat_updates(
         episodes, layouts[1] = episodes.stacked()
         broken = {}
         for key, x in tally.value.items():
+            # 0: finite, as sums begin with zeros; else the number of the update, from 1
             broken[key] = jnp.where(jnp.isfinite(x), 0, index + 1)
         return state, (tally, broken, episodes)
 
@@ -161,8 +159,8 @@ def over_devices(
     Args:
         programs: programs for one device.
         devices: all devices of the run.
-        sharding: "pmap" if devices share each agent's environments, "members" if they share the
-            agents.
+        sharding: "pmap": every device has all agents, and its part of each one's environments.
+            "members": every device has its part of the agents, with all of their environments.
     """
     axis = GROUPS if sharding == "members" else AXIS
     programs = Programs(
@@ -254,7 +252,8 @@ def compile_together(
         programs: the programs. An `evaluate` that is no program stays as it is.
         members: the agents' seeds and values, as `init` takes them.
         state: shapes of the state.
-        example: shapes of the second argument of `update`.
+        example: shape of the second argument of `update`: the number of updates, or a batch of
+            rollouts.
 
     Returns:
         The programs, compiled.

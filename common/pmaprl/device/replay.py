@@ -35,14 +35,14 @@ class Replay(struct.PyTreeNode):
         return same_for_all_seeds(self.count[0])
 
     @property
-    def filled(self) -> Array:
+    def slots_in_use(self) -> Array:
         """Slots in use of each ring, [N]."""
         return jnp.minimum(self.count, self.capacity)
 
     @property
     def fill(self) -> Array:
         """Share of slots in use of each ring, [N]; exactly 1 if all are."""
-        return jnp.where(self.filled == self.capacity, 1.0, self.filled / self.capacity)
+        return jnp.where(self.slots_in_use == self.capacity, 1.0, self.slots_in_use / self.capacity)
 
     def add(self, transitions: Any) -> "Replay":
         """Store one transition [N, ...] of every environment, where all rings are equally full."""
@@ -105,7 +105,7 @@ class Replay(struct.PyTreeNode):
             The record with arrays [G * per_group, ...].
         """
         ring, place = self._places(keys, per_group, self._drawable(num_steps))
-        if num_steps == 1:
+        if num_steps == 1:  # any order of the slots in use serves
             return jax.tree.map(lambda x: x[ring, place], self.data)
         oldest = jnp.where(self.count > self.capacity, self.count, 0)[ring]
         slots = (oldest + place + jnp.arange(num_steps)[:, None]) % self.capacity  # [num_steps, B]
@@ -134,7 +134,7 @@ class Replay(struct.PyTreeNode):
 
     def _drawable(self, num_steps: int) -> Array:
         """Number [N] of each ring's transitions at which a sample of `num_steps` may begin."""
-        return jnp.maximum(self.filled - num_steps + 1, 0)
+        return jnp.maximum(self.slots_in_use - num_steps + 1, 0)
 
     def _places(
         self,
@@ -147,17 +147,17 @@ class Replay(struct.PyTreeNode):
         Returns:
             Rings and places, [G * per_group] each.
         """
-        filled = counts.reshape(keys.shape[0], -1)  # [G, rings of a group]
+        drawable = counts.reshape(keys.shape[0], -1)  # [G, rings of a group]
 
-        def draw(key, filled):
-            ends = jnp.cumsum(filled)
+        def draw(key, drawable):
+            ends = jnp.cumsum(drawable)
             choice = jax.random.randint(key, (per_group,), 0, ends[-1])
             ring = jnp.searchsorted(ends, choice, side="right", method="compare_all")
-            return ring, choice - (ends - filled)[ring]
+            return ring, choice - (ends - drawable)[ring]
 
-        ring, slot = jax.vmap(draw)(keys, filled)  # [G, per_group]
-        ring = ring + filled.shape[1] * jnp.arange(keys.shape[0])[:, None]
-        return ring.ravel(), slot.ravel()
+        ring, place = jax.vmap(draw)(keys, drawable)  # [G, per_group]
+        ring = ring + drawable.shape[1] * jnp.arange(keys.shape[0])[:, None]
+        return ring.ravel(), place.ravel()
 
 
 def new_replay(

@@ -15,10 +15,8 @@ from pmaprl.envs.masks import legal_actions
 from pmaprl.envs.spaces import sample
 from pmaprl.machine.devices import size_of
 
-ResetPool = tuple[Any, Any]
-
-
-"""Observations and states at the beginning of episodes, arrays [R, ...]."""
+Beginnings = tuple[Any, Any]
+"""Observations and states where episodes begin: [R, ...] to draw from, or one each [N, ...]."""
 
 
 class StepKeys(NamedTuple):
@@ -33,8 +31,8 @@ def step_envs(
     keys: Array | StepKeys,
     states: Any,
     actions: Any,
-    starts: ResetPool | None = None,
-    resets: ResetPool | None = None,
+    starts: Beginnings | None = None,
+    resets: Beginnings | None = None,
 ) -> Step:
     """Step N environments once, and reset those whose episodes ended.
 
@@ -60,22 +58,24 @@ def step_envs(
         obs, state = jax.vmap(select)(over, resets, unreset)
         return reached.continued(obs, state)
 
-    def new_episodes(index: Array) -> ResetPool:
+    def new_episodes(index: Array) -> Beginnings:
         if starts is None:
             return jax.vmap(env.reset)(keys.reset[index])
         count = jax.tree.leaves(starts)[0].shape[0]
         chosen = jax.vmap(lambda key: jax.random.randint(key, (), 0, count))(keys.reset[index])
         return jax.tree.map(lambda x: x[chosen], starts)
 
-    obs, state = compute_where(unreset, over, width=math.isqrt(over.size), compute=new_episodes)
+    # Few resets a step: neither many turns of the loop, nor many resets that nobody needs
+    width = math.isqrt(over.size)
+    obs, state = compute_where(unreset, over, width=width, compute=new_episodes)
     return reached.continued(obs, state)
 
 
 def keys_of_steps(
     env: Env,
     keys: Array | StepKeys,
-    starts: ResetPool | None,
-    resets: ResetPool | None,
+    starts: Beginnings | None,
+    resets: Beginnings | None,
 ) -> Array | StepKeys:
     """Split keys of any shape as `step_envs` needs them.
 
@@ -98,7 +98,7 @@ def resets_at_once(env: Env) -> bool:
 SMALL_RESET = 128  # bytes of an environment's state and observation
 
 
-def resets_of_steps(env: Env, keys: Array) -> ResetPool | None:
+def resets_of_steps(env: Env, keys: Array) -> Beginnings | None:
     """Compute the reset of every step in one pass.
 
     Args:
@@ -149,7 +149,7 @@ def new_starts(
     env: Env,
     key: Array,
     count: int,
-) -> ResetPool | None:
+) -> Beginnings | None:
     """Make `count` beginnings of episodes, the same on every device; None if `count` is 0.
 
     Each device makes an equal share of them.

@@ -253,7 +253,7 @@ def _is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def arrays_of(
+def members_on_devices(
     members: Members,
     num_devices: int,
     sharding: str = "pmap",

@@ -31,14 +31,14 @@ class Reduction(NamedTuple):
         over_steps: reduction of the numbers of steps; `where` selects some.
         tallied: reduction within `MetricSums` along `axis`; `where` selects some. A mean is kept as
             a sum, which a count divides in the end.
-        newer: `newer(numpy, old, new)` combines the value so far with a newer one, by numpy or
+        combine: `combine(numpy, old, new)` combines the value so far with a newer one, by numpy or
             jax.numpy. None adds them.
     """
 
     over_devices: Callable | None
     over_steps: Callable
     tallied: Callable
-    newer: Callable | None = None
+    combine: Callable | None = None
 
 
 def _last(x: Array, where: Array | None) -> Array:
@@ -61,19 +61,19 @@ REDUCTIONS = {
         over_devices=jax.lax.pmax,
         over_steps=_max,
         tallied=_max,
-        newer=lambda numpy, old, new: numpy.maximum(old, new),
+        combine=lambda numpy, old, new: numpy.maximum(old, new),
     ),
     "min": Reduction(
         over_devices=jax.lax.pmin,
         over_steps=_min,
         tallied=_min,
-        newer=lambda numpy, old, new: numpy.minimum(old, new),
+        combine=lambda numpy, old, new: numpy.minimum(old, new),
     ),
     "last": Reduction(
         over_devices=None,
         over_steps=_last,
         tallied=jnp.sum,
-        newer=lambda numpy, old, new: new,
+        combine=lambda numpy, old, new: new,
     ),
     "mean": Reduction(
         over_devices=None,
@@ -102,25 +102,28 @@ def across_devices(grads: Any, metrics: Metrics) -> tuple[Any, Metrics]:
     return grads, means | reduced
 
 
-def mean_metrics_over_devices(metrics: Metrics) -> Metrics:
-    """Reduce an update's metrics over devices; `_sum` metrics were summed already."""
+def reduce_over_devices(metrics: Metrics) -> Metrics:
+    """Reduce an update's metrics over devices by their names, all but `_sum` metrics.
+
+    `adam_step` and `gradient_step` have summed those already, and a second sum would count twice.
+    """
     unreduced = {name: x for name, x in metrics.items() if reduction_of(name) != "sum"}
     return metrics | across_devices((), unreduced)[1]
 
 
-def over_steps(metrics: Metrics, counts: Array | None = None) -> Metrics:
+def over_steps(metrics: Metrics, valid: Array | None = None) -> Metrics:
     """Reduce metrics over steps.
 
     Args:
         metrics: a number for each step, by name.
-        counts: bool, True for steps that count, which come before all others; default: all count.
+        valid: bool, True for steps that count, which come before all others; default: all count.
 
     Returns:
         Numbers [], by name.
     """
     reduced = {}
     for name, x in metrics.items():
-        reduced[name] = REDUCTIONS[reduction_of(name)].over_steps(x, where=counts)
+        reduced[name] = REDUCTIONS[reduction_of(name)].over_steps(x, where=valid)
     return reduced
 
 
@@ -245,7 +248,7 @@ class MetricSums(struct.PyTreeNode):
         """Combine the values of both reports of a metric."""
         old = self.value[name]
         new = newer.value[name]
-        both = REDUCTIONS[reduction_of(name)].newer
+        both = REDUCTIONS[reduction_of(name)].combine
         if both is None:
             return old + new
         none = [newer.count[name] == 0, self.count[name] == 0]

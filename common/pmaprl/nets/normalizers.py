@@ -79,7 +79,7 @@ class RunningStats(struct.PyTreeNode):
             samples = jnp.sum(valid, dtype=jnp.uint32)
         new = jnp.uint32(jax.lax.psum(samples, AXIS))
         old = self.total
-        count = jnp.float32(new)
+        added = jnp.float32(new)
 
         def means_of(*arrays: Array) -> Array:
             """Average each array over the samples of all devices, in one collective."""
@@ -87,7 +87,7 @@ class RunningStats(struct.PyTreeNode):
                 means = [x.mean(axes) for x in arrays]
                 return jax.lax.pmean(jnp.stack(means), AXIS)
             sums = [x.sum(axes, where=where) for x in arrays]
-            return jax.lax.psum(jnp.stack(sums), AXIS) / jnp.maximum(count, 1)
+            return jax.lax.psum(jnp.stack(sums), AXIS) / jnp.maximum(added, 1)
 
         # Deviations are taken from the mean so far, then from the mean of the batch: nothing large
         # is summed or squared
@@ -97,11 +97,11 @@ class RunningStats(struct.PyTreeNode):
         # `missing` is the part of the mean that rounding has left out of `shift`
         missing, squares = means_of(deviation, jnp.square(deviation))
         variance = jnp.maximum(squares - jnp.square(missing), 0.0)
-        share = count / jnp.maximum(old + count, 1)
+        share = added / jnp.maximum(old + added, 1)
         mean, mean_rest = _add(self.mean, self.mean_rest, shift * share)
         mean, mean_rest = _add(mean, mean_rest, missing * share)
-        new_m2 = count * variance + jnp.square(shift + missing) * old * share
-        m2, m2_rest = _add(self.m2, self.m2_rest, new_m2)
+        added_m2 = added * variance + jnp.square(shift + missing) * old * share
+        m2, m2_rest = _add(self.m2, self.m2_rest, added_m2)
         low = self.count + new
         return RunningStats(
             count=low,
@@ -281,11 +281,11 @@ LEAST_SPREAD = 0.05
 
 
 def _with_spread(old: RunningStats, new: RunningStats) -> RunningStats:
-    """Widen statistics whose first batch has hardly any spread, to the distance from 0 to its mean.
+    """Take |mean| as the standard deviation of the first targets, if they are nearly equal.
 
     Equal rewards with --num-steps 1, --gae-lambda 0 or episodes of one step make equal targets.
-    In units of their deviation, the first values, about 0, would be so far away from them that no
-    number of gradient steps gets there.
+    Divided by a deviation of about 0, they would be thousands of units away from the first values,
+    which no number of gradient steps bridges.
 
     Args:
         old: the statistics before the batch.
@@ -299,17 +299,17 @@ def _with_spread(old: RunningStats, new: RunningStats) -> RunningStats:
 def popart(
     learner: Any,
     batch: Any,
-    counts: Array | None = None,
+    valid: Array | None = None,
 ) -> tuple[Any, Any]:
-    """Let the targets of a batch move the units of values (PopArt, van Hasselt et al. 2016).
+    """Add value targets to their statistics, and keep predictions as they are in the new units.
 
-    The values that the networks predict stay the same.
+    PopArt, van Hasselt et al. 2016.
 
     Args:
         learner: has `return_stats`, a `Normalizer`, and `params` with a layer "value" that
             predicts in its units.
         batch: has `value`, `target` and `advantage` in units of the rewards.
-        counts: bool, True for samples whose targets count. None: all.
+        valid: bool, True for samples whose targets count. None: all.
 
     Returns:
         The learner with new units, and the batch in these units. Both stay as they are if
@@ -318,7 +318,7 @@ def popart(
     old = learner.return_stats.stats
     if old is None:
         return learner, batch
-    units = learner.return_stats.update(batch.target, counts)
+    units = learner.return_stats.update(batch.target, valid)
     units = units.replace(stats=_with_spread(old, units.stats))
     params = rescale_output(learner.params, "value", old, units.stats)
     learner = learner.replace(params=params, return_stats=units)

@@ -13,7 +13,7 @@ from jax.core import Tracer
 
 from pmaprl.cli.errors import UsageError, shortened
 from pmaprl.device.agents import Player
-from pmaprl.device.contract import with_memory
+from pmaprl.device.contract import as_recurrent
 from pmaprl.device.interface import PolicyInput
 from pmaprl.envs import spaces
 from pmaprl.envs.masks import completed, policy_spec
@@ -35,7 +35,7 @@ class Policy:
     env: EnvSpec
 
     def __post_init__(self, algorithm: Any, learner: Any):
-        algorithm = with_memory(algorithm)
+        algorithm = as_recurrent(algorithm)
         env = self.env
         self.env = policy_spec(self.env)
         self._learner = jax.device_put(learner)

@@ -185,7 +185,7 @@ class Evaluations:
 
 
 def episodes_of(played: Any, args: Any) -> Episodes:
-    """Wait for the Episodes [D, S, E / D] of D devices, and join them on the host: [S, E]."""
+    """Wait for the Episodes [D, S, J / D] of D devices, and join them on the host: [S, J]."""
     local = multihost.all_or_none(lambda: jax.block_until_ready(played))
     episodes = multihost_utils.process_allgather(local, tiled=True)
 
@@ -197,7 +197,7 @@ def episodes_of(played: Any, args: Any) -> Episodes:
 
 
 def metrics_of(episodes: Episodes, is_game: bool) -> dict[str, list[float]]:
-    """Metrics of Episodes [S, E], each with one number per seed."""
+    """Metrics of Episodes [S, J], each with one number per seed."""
     values = {
         "return_mean": episodes.ret.mean(axis=1),
         "return_std": episodes.ret.std(axis=1),

@@ -201,7 +201,7 @@ class Saver:
         return to_host(state, self._unsaved)
 
     def copied(self, state: Any) -> Callable[[], Any] | None:
-        """Begin to copy the saved part of a state on the devices, see `sharding.copied`."""
+        """Begin to copy the saved part of a state on the devices, see `state.copied`."""
         return copied(state, self._unsaved)
 
     def save(self, step: int, fetch: Callable[[], Any]) -> None:

@@ -27,7 +27,7 @@ class Setup:
         devices: the devices of all processes.
         is_game: True if evaluations have a rate of games won.
         env_name: name of the environment.
-        cautions: limits of metrics, see `OnPolicy`.
+        cautions: limits of metrics, see `Algorithm.cautions`.
         total: environment steps of the whole run.
         end: environment steps at which this invocation ends.
         intervals: when to log, evaluate and save.
@@ -60,7 +60,7 @@ class Setup:
             devices: the devices of all processes.
             notes: lines for the header, by their first word.
             callback: called with every row of metrics.
-            cautions: limits of metrics, see `OnPolicy`.
+            cautions: limits of metrics, see `Algorithm.cautions`.
 
         Raises:
             UsageError: the directory or an extra cannot be used.

@@ -159,7 +159,7 @@ def table(rows: list[Row]) -> str:
 
 def picture(rows: list[Row]) -> Any:
     """Steps/s over environments."""
-    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
     panels = []
     series = {}
@@ -176,10 +176,12 @@ def picture(rows: list[Row]) -> Any:
     figure = draw(panels, "environments", "environment steps/s")
     for axes in figure.axes:
         axes.set(xscale="log", yscale="log")
+        axes.autoscale()  # the limits are those of linear axes, which reach below zero
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.set_xticks(sorted({x for line in axes.lines for x in line.get_xdata()}))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(EngFormatter(sep=""))
             axis.set_minor_formatter(NullFormatter())
     return figure
 

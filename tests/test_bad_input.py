@@ -20,6 +20,7 @@ from cli_helpers import check_words, fingerprint, refusal
 import pmaprl.machine.devices
 import pmaprl.runs.run
 from algos import ppo_pmap as ppo
+from algos import sac_pmap as sac
 from pmaprl.cli.command import exit_code, parse
 from pmaprl.cli.errors import UsageError
 
@@ -360,6 +361,23 @@ class Fork(ppo.Args):
     scales: list[float] = dataclasses.field(default_factory=lambda: [1.0])
     order: Literal[1, 2] = 1
     limit: Annotated[int, "up to"] | None = None
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words", "meant"),
+    [
+        (ppo, "--lerning-rate 1", "--learning-rate"),
+        (ppo, "--no-normalise-obs", "--no-normalize-obs"),
+        (sac, "--actor-lr 1", "--policy-lr"),
+        (sac, "--critic-lr=1", "--q-lr"),
+    ],
+)
+def test_an_unknown_flag_is_refused_with_the_one_that_was_meant(algorithm, words, meant):
+    message = refusal(algorithm.train, algorithm.Args, words.split())
+    assert {word.rstrip("?") for word in message.split() if word.startswith("-")} == {
+        words.split("=")[0].split()[0],
+        meant,
+    }
 
 
 def test_forks_may_have_flags_of_other_kinds_which_are_checked():

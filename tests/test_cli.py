@@ -415,9 +415,20 @@ def test_a_resumed_run_keeps_its_flags_but_for_explicit_ones(copy):
     args = parse(Args, [*words, "--no-resume-or-start"])
     assert args.resume == ""
     assert args.num_envs == Args.for_env(args.env).num_envs
+
+
+@pytest.mark.parametrize("flags", ["--run-dir {} --resume-or-start", "--resume {}"])
+def test_a_finished_run_is_left_as_it_is(flags, copy):
     drawn = (copy / "curve.png").stat().st_mtime_ns
-    assert in_process("--run-dir", copy, "--resume-or-start") == 0
-    assert (copy / "curve.png").stat().st_mtime_ns == drawn, "a finished run is left as it is"
+    assert in_process(*(word.format(copy) for word in flags.split())) == 0
+    assert (copy / "curve.png").stat().st_mtime_ns == drawn
+
+
+def test_the_last_evaluation_of_a_slice_is_shown_once(tmp_path, capsys):
+    words = *SMALL, "--total-timesteps", TOTAL, "--run-dir", tmp_path / "run"
+    assert in_process(*words, "--stop-after", STEPS) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if line.startswith("greedy")]) == 1
 
 
 def test_init_from_takes_the_parameters_and_starts_at_step_0(tmp_path):

@@ -3,12 +3,15 @@
 import errno
 import functools
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import ppo_pmap as ppo
 import pytest
+import sac_pmap as sac
 from helpers import (
     AXIS,
     make_env,
@@ -17,12 +20,15 @@ from helpers import (
     relative_difference,
     same_bits,
     small_args,
+    small_sac_args,
     train,
 )
 from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.cli.errors import TrainingError, UsageError
 from pmaprl.cli.files import replacing
+from pmaprl.device.contract import OnPolicy
+from pmaprl.device.drivers import off_policy, on_policy
 from pmaprl.device.episodes import WINDOW, count_episodes, new_recent, new_tracker, recent_metrics
 from pmaprl.device.evaluation import Episodes, episode_keys, run_episodes
 from pmaprl.device.optim import update_if
@@ -633,6 +639,7 @@ def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
         interruption=SimpleNamespace(received=lambda: bool(stops) and stops.pop(0)()),
         is_game=False,
         total=1_000,
+        end=1_000,
     )
     saver = Saver(None, small_args(), InitialState())
     recorder = SimpleNamespace(add_evaluation=lambda step, metrics, moment: None)
@@ -679,6 +686,7 @@ def test_an_evaluation_that_is_not_played_is_said_to_be_played_by_a_resume_where
         clock=Clock(),
         console=SimpleNamespace(warn=warnings.append),
         total=100,
+        end=100,
     )
     saver = Saver(None, small_args(), InitialState(step=saved))
     evaluations = Evaluations(setup, saver, None, EvaluationResult(0, {}), Beside())
@@ -801,3 +809,44 @@ def test_statistics_saved_by_an_older_version_go_on_with_zeros_for_what_it_did_n
     assert all(loaded[name].tolist() == np.zeros((1, 3)).tolist() for name in new)
     with pytest.raises(UsageError, match="mean_other"):
         checkpoints.load(old | {"learner/obs_stats/mean_other": np.zeros((1, 3))})
+
+
+class OddMetric:
+    """Algorithm with a metric that is no number."""
+
+    def update(self, *inputs):
+        learner, metrics = super().update(*inputs)
+        return learner, metrics | {"my/odd": jnp.zeros(3)}
+
+
+class OddPPO(OddMetric, ppo.PPO):
+    pass
+
+
+class OddSAC(OddMetric, sac.SAC):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make_driver", "odd", "args"),
+    [(on_policy, OddPPO, small_args()), (off_policy, OddSAC, small_sac_args())],
+)
+def test_a_metric_that_is_no_number_is_refused_by_name(make_driver, odd, args):
+    env = make_env("Toy")
+    driver = make_driver(odd(args, env.spec), args, env)
+    alone = partial(jax.vmap, axis_size=1, axis_name=AXIS)
+    state = jax.eval_shape(alone(driver.init), np.zeros(1, np.int32))
+    with pytest.raises(UsageError, match="'my/odd'.*3"):
+        jax.eval_shape(alone(driver.update), state)
+
+
+def test_an_algorithm_without_a_method_of_its_contract_is_refused_by_name():
+    class Lacking(OnPolicy):
+        def init(self, key, hparams):
+            return ()
+
+        def update(self, learner, rollout, context):
+            return learner, {}
+
+    with pytest.raises(UsageError, match="Lacking has no act and no explore.*OnPolicy"):
+        Lacking(None, None)

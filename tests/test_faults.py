@@ -35,6 +35,7 @@ from cli_helpers import (
     start_script,
 )
 
+import pmaprl.runs.run
 from pmaprl.cli.command import parse
 from pmaprl.runs.checkpoints import UNFINISHED
 from pmaprl.runs.console import Console
@@ -171,10 +172,44 @@ def test_a_signal_saves_before_the_exit_but_a_second_one_exits_at_once(tmp_path)
         process.send_signal(signal.SIGINT)
         read_until(process, "interrupted")
         process.send_signal(signal.SIGINT)
+        assert "--resume run" in read_until(process, "exited at once")
         assert process.wait(timeout=60) == 130
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_second_interrupt_speaks_its_last_words_before_the_exit(monkeypatch):
+    said = []
+    ended = threading.Event()
+
+    def end(code):
+        said.append(code)
+        ended.set()
+
+    monkeypatch.setattr("os._exit", end)
+    console = SimpleNamespace(say=said.append, show_cursor=lambda: None)
+    interruption = Interruption(console)
+    interruption.last_words = lambda: "saved"
+    with interruption:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert ended.wait(60)
+    assert said[1:] == ["saved", 130]
+
+
+def test_a_run_that_is_interrupted_before_it_trains_has_no_curve(tmp_path, monkeypatch):
+    compile_together = pmaprl.runs.run.compile_together
+
+    def interrupted(*programs):
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.5)  # another thread takes the signal
+        return compile_together(*programs)
+
+    monkeypatch.setattr(pmaprl.runs.run, "compile_together", interrupted)
+    assert in_process(*SMALL, "--total-timesteps", TOTAL, "--run-dir", tmp_path / "run") == 130
+    assert read_result(tmp_path / "run")["env_steps"] == 0
+    assert not (tmp_path / "run" / "curve.png").exists()
 
 
 def test_an_interrupted_run_says_of_which_step_its_evaluation_is(tmp_path, capsys):

@@ -1,7 +1,6 @@
 """PPO on environments of the host: synchronous, by the file that trains on the device."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import host_helpers
@@ -12,13 +11,13 @@ import ppo_pmap as ppo
 import ppo_rnn_pmap as ppo_rnn
 import pqn_pmap as pqn
 import pytest
-from helpers import relative_difference, same_bits
+from helpers import only_acts, relative_difference, same_bits
 from host_helpers import TOY, rows_with
 from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
 from pmaprl.actors import threads
-from pmaprl.cli.errors import TrainingError
+from pmaprl.cli.errors import TrainingError, UsageError
 from pmaprl.envs.registry import make_host
 from pmaprl.recording import record_on_host
 
@@ -165,10 +164,7 @@ def test_a_gif_of_what_has_no_renderer_shows_observations_and_says_so(toy, tmp_p
 def test_an_environment_that_hangs_while_it_is_drawn_is_given_up(monkeypatch):
     args = ppo.Args(**SMALL | {"env_params": '{"hang_at": 3}', "step_timeout": 0.01})
 
-    def act(learner, seen, memory):
-        return jnp.zeros(len(seen.first), jnp.int32), memory
-
-    algorithm = SimpleNamespace(initial_memory=lambda count: (), act=act)
+    algorithm = only_acts(lambda learner, seen, key: jnp.zeros(len(seen.first), jnp.int32))
     monkeypatch.setattr(threads, "GRACE", 0.1)
     with pytest.raises(TrainingError, match="--step-timeout"):
         record_on_host(
@@ -178,3 +174,17 @@ def test_an_environment_that_hangs_while_it_is_drawn_is_given_up(monkeypatch):
             stopped=lambda: False,
         )
     assert record_on_host(args, algorithm, learner=(), stopped=lambda: True) is None
+
+
+class OddMetric(ppo.PPO):
+    """PPO with a metric that is no number."""
+
+    def update(self, *inputs):
+        learner, metrics = super().update(*inputs)
+        return learner, metrics | {"my/odd": jnp.zeros(3)}
+
+
+def test_a_metric_that_is_no_number_is_refused_by_name(tmp_path):
+    args = ppo.Args(**SMALL, run_dir=str(tmp_path / "run"))
+    with pytest.raises(UsageError, match="'my/odd'.*3"):
+        ppo.run_algorithm(args, ppo.__file__, OddMetric)

@@ -563,3 +563,9 @@ def test_frames_and_speed_of_episodes_of_any_length(steps, seconds, frames, dela
     assert drawn_steps[-1] == steps
     assert len(delays) == frames
     assert len(set(np.diff(drawn_steps)[:-1])) == 1
+
+
+@pytest.mark.parametrize(("height", "size"), [(300, (240, 240)), (480, (480, 480))])
+def test_a_picture_of_a_suite_has_at_most_the_height_that_is_wanted(height, size):
+    frame = np.zeros((480, 480, 3), np.uint8)
+    assert pictures.fitting(frame, height=height).size == size

@@ -25,6 +25,8 @@ class Args(PolicyArgs):
     """Episodes to play."""
     gif: Annotated[str, NO_DEFAULT] = ""
     """Draw the first episode to this file."""
+    gif_height: Annotated[int, Bounds(at_least=64, at_most=2_000)] = 300
+    """Most pixels of the height of its pictures, where the suite draws them."""
     stochastic: bool = False
     """Sample actions as in training, instead of taking the best known ones."""
     seed: CountOrZero = 0
@@ -84,7 +86,7 @@ def play(args: Args) -> Episodes:
     if episode is not None:
         path = Path(args.gif)
         with console.busy("drawing"):
-            draw_gif(env, episode, path, console.warn)
+            draw_gif(env, episode, path, console.warn, args.gif_height)
         console.say(f"gif      {args.gif} ({path.stat().st_size / 1e3:,.0f} kB, episode 1)")
     return episodes
 
@@ -149,6 +151,7 @@ def _play_on_host(
         seed=args.seed,
         vectorization=policy.config["args"].get("vectorization", ""),
         recorded=bool(args.gif),
+        height=args.gif_height,
     )
     return play_on_host(
         host_play,
@@ -162,7 +165,7 @@ def _play_on_host(
 def show(episodes: Episodes, console: Console, is_game: bool) -> None:
     """Print every episode and their summary."""
     for number, (ret, length) in enumerate(zip(*episodes, strict=True), 1):
-        console.say(f"episode {number:>4}  return {ret:>10.2f}  length {length:>6,.0f}")
+        console.say(f"episode {number:>4}  return {ret + 0.0:>10.2f}  length {length:>6,.0f}")
     ret = episodes.ret
     spread = (
         f"{brief(float(ret.mean()))} ± {brief(float(ret.std()))} "

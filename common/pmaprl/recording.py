@@ -16,6 +16,7 @@ from pmaprl.cli.host_flags import HostEnvArgs
 from pmaprl.device.agents import Player
 from pmaprl.device.episodes import Episodes
 from pmaprl.drawing.episodes import RecordedEnvs, Recording
+from pmaprl.drawing.pictures import HEIGHT
 from pmaprl.envs.host import evaluation_params
 from pmaprl.envs.registry import make_host
 from pmaprl.envs.spaces import EnvSpec
@@ -31,6 +32,7 @@ class HostPlay(NamedTuple):
     seed: int  # of the environments
     vectorization: str  # flag of the run; only "vector" matters, as other processes draw nothing
     recorded: bool  # True: record the first environment's first episode
+    height: int = HEIGHT  # most pixels of its pictures
 
 
 def play_on_host(
@@ -68,7 +70,7 @@ def play_on_host(
         spec = envs.spec
         check(spec)
         if play.recorded:
-            recorded = RecordedEnvs(envs)
+            recorded = RecordedEnvs(envs, play.height)
         episodes = run_host_episodes(worker, recorded or envs, player, play.num_episodes, key)
     finally:
         worker.close()

@@ -284,7 +284,9 @@ def _stopping(run: Run, state: Any) -> bool:
 
 
 def draw_metrics(run: Run, env: Any, directory: Path, learners: Any, status: str) -> str:
-    """Draw the metrics of a run to a picture."""
+    """Draw the metrics of a run to a picture, if it has trained anything."""
+    if not run.steps:
+        return ""
     title = f"{env.name}, {run.config['algorithm']}"
     if run.args.is_population:
         return f"picture  {draw_population(directory, title, run.args.members.member_values)}"

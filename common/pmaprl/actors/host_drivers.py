@@ -27,7 +27,7 @@ from pmaprl.device.optim import apply_schedules, global_norm, hparams_of
 from pmaprl.device.replay import Replay, example_transition, new_replay
 from pmaprl.device.sharding import AXIS
 from pmaprl.device.state import TrainState
-from pmaprl.device.statistics import MetricSums, reduce_over_devices
+from pmaprl.device.statistics import MetricSums, check_metrics, reduce_over_devices
 from pmaprl.envs.host import begins
 from pmaprl.envs.masks import to_env
 from pmaprl.envs.ranges import range_metrics
@@ -106,6 +106,7 @@ def on_policy(algorithm: OnPolicy | RecurrentOnPolicy, args: Any, env: EnvSpec) 
             minibatches=minibatches,
         )
         learner, metrics = algorithm.update(learner, rollout, context)
+        check_metrics(metrics)
         metrics = reduce_over_devices(metrics)
         metrics |= range_metrics(env.observation_space, AXIS, rollout.obs)
         metrics |= scheduled

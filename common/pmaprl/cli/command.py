@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -38,7 +39,7 @@ from pmaprl.cli.errors import (
     fail,
     printable,
 )
-from pmaprl.cli.files import defaults_of, is_run, read_config
+from pmaprl.cli.files import defaults_of, finished_text, is_run, read_config
 from pmaprl.cli.run_flags import PARAMS, ArgsFactory, differences
 
 NO_DEFAULT = tyro.conf.arg(help_behavior_hint="")  # for a text that says it, or a value that is ""
@@ -107,9 +108,7 @@ def exit_code(train: Callable[[Any], Any], args: Any) -> int:
     """
     try:
         if _has_nothing_to_do(args):
-            print(
-                f"{printable(args.resume)} has finished; a larger --total-timesteps trains longer"
-            )
+            print(finished_text(args.resume))
         else:
             train(args)
         if sys.stdout:
@@ -206,11 +205,15 @@ def _read(args_class: type, argv: list[str], program: str | None) -> Any:
             raise
         if isinstance(end.__context__, UsageError):  # from the checks of flags
             raise UsageError(_with_table(str(end.__context__), default)) from None
-        hint = _known_elsewhere(args_class, argv) or _switched(args_class, argv)
+        hint = (
+            _known_elsewhere(args_class, argv)
+            or _switched(args_class, argv)
+            or _unknown(args_class, argv)
+        )
         raise UsageError(hint or _sentence_in(box.getvalue())) from None
 
 
-# Flags by the names that they have in CleanRL and Stable-Baselines3
+# Flags by the names that they have in CleanRL, Stable-Baselines3 and other kits
 OTHER_NAMES = {"--lr": "--learning-rate", "--anneal-lr": "--lr-schedule", "--track": "--wandb"}
 OTHER_NAMES |= {
     "--clip-coef": "--clip-eps",
@@ -232,6 +235,16 @@ OTHER_NAMES |= {"--start-e": "--epsilon-start", "--end-e": "--epsilon-end"}
 OTHER_NAMES |= {
     "--exploration-fraction": "--epsilon-fraction",
     "--target-network-frequency": "--target-frequency",
+}
+
+
+OTHER_NAMES |= {
+    "--actor-lr": "--policy-lr",
+    "--actor-learning-rate": "--policy-lr",
+    "--pi-lr": "--policy-lr",
+    "--critic-lr": "--q-lr",
+    "--critic-learning-rate": "--q-lr",
+    "--qf-lr": "--q-lr",
 }
 
 
@@ -310,6 +323,25 @@ def _switched(args_class: type, argv: list[str]) -> str:
                 f"--no-{flag[2:]} off"
             )
     return ""
+
+
+def _unknown(args_class: type, argv: list[str]) -> str:
+    """Name the flags that are none, and those that have similar names; empty if all are flags."""
+    own = {flag_of(name): kind for name, kind in kinds_of(args_class).items()}
+    switches = {f"--no-{flag[2:]}" for flag, kind in own.items() if kind is bool}
+    flags = dict.fromkeys(word.split("=")[0] for word in argv if word.startswith("--"))
+    unknown = [flag for flag in flags if flag not in own and flag not in switches]
+    if not unknown:
+        return ""
+    known = [*own, *switches]
+    similar = [near for flag in unknown for near in get_close_matches(flag, known, n=1, cutoff=0.7)]
+    meant = (
+        f": did you mean {' or '.join(dict.fromkeys(similar))}?"
+        if similar
+        else "; --help lists all flags"
+    )
+    kind = "is no flag" if len(unknown) == 1 else "are no flags"
+    return f"{' and '.join(unknown)} {kind} here{meant}"
 
 
 def _numbers_apart(args_class: type, argv: list[str]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pmaprl.cli.errors import UsageError
+from pmaprl.cli.errors import UsageError, printable
 from pmaprl.cli.stored import read_json
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -99,6 +99,11 @@ KIT = "pmaprl"
 def is_run(run_dir: str | Path) -> bool:
     """Tell if a run has begun in `run_dir`."""
     return os.path.exists(Path(run_dir) / NAME)
+
+
+def finished_text(run_dir: str | Path) -> str:
+    """Say that a run is left as it is."""
+    return f"{printable(run_dir)} has finished; a larger --total-timesteps trains longer"
 
 
 def is_of_kit(run_dir: str | Path) -> bool:

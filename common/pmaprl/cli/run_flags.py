@@ -213,7 +213,7 @@ class RunArgs(ArgsFactory):
     200}'.
     """
     byte_max: Annotated[int, Bounds(at_least=0, at_most=255)] = 0
-    """Largest value of bytes in observations, by which they are divided for networks; 0: the bound
+    """Largest value of bytes in observations. Networks divide bytes by it. With 0 it is the bound
     of their space.
     """
     tuned: bool = False

@@ -12,10 +12,11 @@ docs/architecture.md has the whole legend.
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from jax import Array
 
+from pmaprl.cli.errors import UsageError
 from pmaprl.device.interface import (
     GradientContext,
     HParams,
@@ -50,6 +51,17 @@ class Algorithm(abc.ABC, Generic[ArgsT, LearnerT]):
 
     args: ArgsT
     env: EnvSpec
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Make an algorithm; raise UsageError if its class lacks a method of its contract."""
+        missing = sorted(cls.__abstractmethods__)
+        if missing:
+            contracts = [base.__name__ for base in cls.__mro__ if base.__module__ == __name__]
+            raise UsageError(
+                f"{cls.__name__} has no {' and no '.join(missing)}: docs/new-algorithm.md says "
+                f"which methods {contracts[0]} needs"
+            )
+        return super().__new__(cls)
 
     @property
     def limits(self) -> Mapping[str, tuple[float, float]]:

@@ -44,7 +44,7 @@ from pmaprl.device.rollout import (
 )
 from pmaprl.device.sharding import AXIS, flat_pmean, same_for_all_seeds
 from pmaprl.device.state import TrainState
-from pmaprl.device.statistics import MetricSums, reduce_over_devices
+from pmaprl.device.statistics import MetricSums, check_metrics, reduce_over_devices
 from pmaprl.envs.environment import Env, Step
 from pmaprl.envs.masks import is_mask, legal_actions, legal_metrics, to_env, uniform_action
 from pmaprl.envs.ranges import range_metrics
@@ -168,6 +168,7 @@ class OnPolicyDriver:
             minibatches=partial(minibatch_indices, key, self.args.samples_per_env, num_envs),
         )
         learner, metrics = self.algorithm.update(learner, rollout, context)
+        check_metrics(metrics)
         run = run.replace(recent=recent, updates=run.updates + 1)
 
         metrics = reduce_over_devices(metrics) | scheduled
@@ -525,6 +526,7 @@ def replay_learner(
                 keys=tuple(noise_keys),
             )
             learner, metrics = algorithm.update(learner, batch, context)
+            check_metrics(metrics)
             return (learner, number), MetricSums.of(metrics)
 
         start = algorithm.observe(state.learner, new, valid), run.gradient_updates

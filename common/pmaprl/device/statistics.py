@@ -14,6 +14,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
+from pmaprl.cli.errors import UsageError
 from pmaprl.device.sharding import AXIS, flat_pmean
 
 Metrics = dict[str, Array]
@@ -102,6 +103,28 @@ def across_devices(grads: Any, metrics: Metrics) -> tuple[Any, Metrics]:
     return grads, means | reduced
 
 
+class OptionalMetric(NamedTuple):
+    """A metric that not every update reports."""
+
+    value: Number
+    reports: Number  # 1, or 0 where it was not reported
+
+
+Reports = Mapping[str, Array | OptionalMetric]
+"""Metrics of an update, some of which it may not report."""
+
+
+def check_metrics(metrics: Reports) -> None:
+    """Raise UsageError unless each metric of an algorithm's update is one number []."""
+    for name, x in metrics.items():
+        value = x.value if isinstance(x, OptionalMetric) else x
+        if jnp.shape(value):
+            raise UsageError(
+                f"the metric {name!r} of update has shape {list(jnp.shape(value))}, and a metric "
+                "is one number: return its jnp.mean, for example"
+            )
+
+
 def reduce_over_devices(metrics: Metrics) -> Metrics:
     """Reduce an update's metrics over devices by their names, all but `_sum` metrics.
 
@@ -129,17 +152,6 @@ def over_steps(metrics: Metrics, valid: Array | None = None) -> Metrics:
 
 Layout = dict[str, list[str]]
 """Names of the metrics in each vector of a stacked `MetricSums`, by the name of the vector."""
-
-
-class OptionalMetric(NamedTuple):
-    """A metric that not every update reports."""
-
-    value: Number
-    reports: Number  # 1, or 0 where it was not reported
-
-
-Reports = Mapping[str, Array | OptionalMetric]
-"""Metrics of an update, some of which it may not report."""
 
 
 class MetricSums(struct.PyTreeNode):

@@ -22,7 +22,7 @@ from pmaprl.device.agents import Player
 from pmaprl.device.evaluation import episode_keys
 from pmaprl.device.interface import PolicyInput
 from pmaprl.device.state import key_data
-from pmaprl.drawing.pictures import INK, PAPER, Paint, below, fitting, font, grid
+from pmaprl.drawing.pictures import HEIGHT, INK, PAPER, Paint, below, fitting, font, grid
 from pmaprl.drawing.tracks import groups_of, paint_tracks
 from pmaprl.envs import spaces
 from pmaprl.envs.environment import LONGEST_HORIZON, Env
@@ -131,8 +131,10 @@ class RecordedEnvs:
     The recording holds the pictures of the suite, or observations where it has none.
     """
 
-    def __init__(self, envs: HostEnvs):
+    def __init__(self, envs: HostEnvs, height: int = HEIGHT):
+        """Record at most `height` pixels of pictures."""
         self._envs = envs
+        self._height = height
         self.spec = envs.spec
         self.num_envs = envs.num_envs
         self.resets_in_step = envs.resets_in_step
@@ -148,7 +150,7 @@ class RecordedEnvs:
         self._rewards = []
         self._over = False
         try:
-            self._pictures[0] = fitting(self._envs.frame())
+            self._pictures[0] = fitting(self._envs.frame(), height=self._height)
         # The suite has no renderer, or the renderer lacks something here: draw observations instead
         except Exception as error:
             self.without_pictures = f"{reason(error)}{place_in_code(error)}"
@@ -192,7 +194,9 @@ class RecordedEnvs:
         if time % stride and not self._over:
             return
         try:
-            self._pictures[time] = fitting(self._envs.frame(), like=self._pictures[0])
+            self._pictures[time] = fitting(
+                self._envs.frame(), like=self._pictures[0], height=self._height
+            )
         # The simulation may be broken by now: the episode goes on without pictures
         except Exception as error:
             self.without_pictures = f"{reason(error)}{place_in_code(error)}"
@@ -217,6 +221,7 @@ def draw_gif(
     recording: Recording,
     path: Path,
     warn: Callable[[str], None] = lambda text: None,
+    height: int = HEIGHT,
 ) -> int:
     """Write an episode as a looping GIF, with the pictures of its suite or of its observations.
 
@@ -225,6 +230,7 @@ def draw_gif(
       recording: the episode.
       path: the file; an older one is replaced once the new one is complete.
       warn: called with a sentence if the suite draws no pictures here.
+      height: most pixels of the height of the suite's pictures of a state.
 
     Returns:
       The number of frames.
@@ -235,14 +241,14 @@ def draw_gif(
     check_target(path)
     with replacing(path) as temporary:
         temporary.touch()  # fails before the work, not after it
-        paint = _painter(env, recording, warn)
+        paint = _painter(env, recording, warn, height)
         length = len(recording.rewards)
         seconds = float(np.clip(TOTAL_SECONDS / length, *SECONDS_PER_STEP))
         steps, delays = timing(length, seconds)
         returns = np.cumsum([0.0, *recording.rewards])
 
         def frame(step: int) -> Image.Image:
-            reward = f"{recording.rewards[step - 1]:.3g}" if step else "-"
+            reward = f"{recording.rewards[step - 1] + 0.0:.3g}" if step else "-"
             numbers = [
                 f"step {step} / {length}",
                 f"reward {reward}",
@@ -302,7 +308,9 @@ def timing(length: int, seconds: float) -> tuple[list[int], list[int]]:
 # pictures of a step
 
 
-def _painter(env: Env | EnvSpec, recording: Recording, warn: Callable[[str], None]) -> Paint:
+def _painter(
+    env: Env | EnvSpec, recording: Recording, warn: Callable[[str], None], height: int
+) -> Paint:
     """Choose the first way to draw the episode that works here."""
     missing = f"some pictures of {env.name} are missing, and those before are shown"
     why = recording.without_pictures
@@ -313,7 +321,7 @@ def _painter(env: Env | EnvSpec, recording: Recording, warn: Callable[[str], Non
     if isinstance(env, Env):
         try:
             pictures = _pictures_of_states(
-                env, recording.states, lambda reason: warn(f"{missing}: {reason}")
+                env, recording.states, lambda reason: warn(f"{missing}: {reason}"), height
             )
             if pictures is not None:
                 return pictures
@@ -361,7 +369,9 @@ def _is_map(values: np.ndarray) -> bool:
     return values.ndim in (3, 4) and min(values.shape[1:3]) >= 3
 
 
-def _pictures_of_states(env: Env, states: Any, warn: Callable[[str], None]) -> Paint | None:
+def _pictures_of_states(
+    env: Env, states: Any, warn: Callable[[str], None], height: int
+) -> Paint | None:
     """Pictures by the suite's own renderer; None if it has none.
 
     An error of the renderer at the first picture is raised. At a later one `warn` is called, once,
@@ -374,14 +384,14 @@ def _pictures_of_states(env: Env, states: Any, warn: Callable[[str], None]) -> P
     first = frame_at(0)
     if first is None:
         return None
-    newest = fitting(first)
+    newest = fitting(first, height=height)
     warned = False
     begin = newest
 
     def paint(step: int) -> Image.Image:
         nonlocal newest, warned
         try:
-            newest = fitting(frame_at(step), like=begin)
+            newest = fitting(frame_at(step), like=begin, height=height)
         except Exception as error:
             if not warned:
                 warn(f"{reason(error)}{place_in_code(error)}")

@@ -10,8 +10,8 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 from pmaprl.cli.errors import UsageError, printable
 
 Paint = Callable[[int], Image.Image]  # draws the picture after so many steps of an episode
-WIDTH = 360  # most pixels of a suite's picture
-HEIGHT = 300
+HEIGHT = 300  # most pixels of a suite's picture, where nothing else is wanted
+WIDEST = 1.2  # most width of a suite's picture, in heights
 
 # Colours that colour-blind eyes tell apart (Okabe and Ito)
 BLUE = "#0072B2"
@@ -52,23 +52,26 @@ def shortened(text: str, pixels: float, size: int) -> str:
     return f"{text}..."
 
 
-def fitting(frame: np.ndarray, like: Image.Image | None = None) -> Image.Image:
+def fitting(
+    frame: np.ndarray, like: Image.Image | None = None, height: int = HEIGHT
+) -> Image.Image:
     """Enlarge or shrink a frame by a whole number, so that it fills a picture.
 
     Args:
       frame: [H, W, 3], of bytes.
       like: an earlier picture of the episode.
+      height: most pixels of the picture's height.
 
     Raises:
       UsageError: the frame is something else, or its picture differs in size from `like`.
     """
-    picture = _fitting(frame)
+    picture = _fitting(frame, height)
     if like is not None and picture.size != like.size:
         raise UsageError("its pictures differ in size")
     return picture
 
 
-def _fitting(frame: np.ndarray) -> Image.Image:
+def _fitting(frame: np.ndarray, height: int) -> Image.Image:
     pixels = np.asarray(frame)
     is_integer = pixels.dtype.kind in "iu" and pixels.size > 0
     if is_integer and pixels.min() >= 0 and pixels.max() <= 255:
@@ -78,7 +81,7 @@ def _fitting(frame: np.ndarray) -> Image.Image:
         shape = f"{pixels.dtype}{list(pixels.shape)}"
         raise UsageError(f"its picture is {shape} instead of uint8[height, width, 3]")
     picture = Image.fromarray(np.ascontiguousarray(pixels))
-    scale = min(WIDTH / picture.width, HEIGHT / picture.height)
+    scale = min(WIDEST * height / picture.width, height / picture.height)
     if scale >= 2:
         factor = int(scale)
         size = factor * picture.width, factor * picture.height

@@ -200,6 +200,7 @@ def brief(number: float, unit: str = "") -> str:
     """Format a number, such as a return, with few digits; "-" if it is not finite."""
     if not math.isfinite(number):
         return "-"
+    number = number + 0.0  # makes 0 of -0
     size = abs(number)
     if size >= 1000:
         return f"{number:,.0f}{unit}"

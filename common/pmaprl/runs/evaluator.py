@@ -63,6 +63,8 @@ class Evaluations:
         self._saver = saver
         self._recorder = recorder
         self.newest = newest
+        # The step at which the run ends, as far as is known; its footer shows that evaluation
+        self.last_step: int = setup.end
         self.host_evaluation = host_evaluation
         _, best = multihost.on_first(saver.checkpoints.best)
         self.goal_reached = self._reaches_goal(best)  # by any evaluation, not only the newest
@@ -133,7 +135,8 @@ class Evaluations:
     def _end(self, step: int, episodes: Episodes) -> None:
         self.newest = EvaluationResult(step, metrics_of(episodes, self._setup.is_game))
         self.goal_reached |= self._reaches_goal(self.newest.returns)
-        if step < self._setup.total:  # the end of a run says it with more numbers
+        ends_here = self.goal_reached and not self.host_evaluation
+        if step < self.last_step and not ends_here:  # the footer says it with more numbers
             earned = brief_returns(self.newest.returns, self._args.is_population)
             self._console.say(f"greedy   return {earned} at step {step:,}")
         self._recorder.add_evaluation(*self.newest, self._pending[step])

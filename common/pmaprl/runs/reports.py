@@ -113,8 +113,7 @@ def footer(run: Any, record: dict[str, Any], more: list[str]) -> str:
     end = f"{status} at step {step:,} of {run.total:,}"
     if status != "finished":
         lines.append(end)
-        again = "run the same command again" if args.resume_or_start else command
-        lines.append(f"resume   {again}")
+        lines.append(f"resume   {_how_to_resume(run)}")
     elif step < run.total:
         lines.append(f"{end}: an evaluation has reached --stop-at-return {args.stop_at_return:g}")
         lines.append(f"longer   {command} --stop-at-return None")
@@ -209,6 +208,23 @@ def _won(evaluation: dict[str, list[float]], agent: int) -> str:
     if "eval/win_rate" not in evaluation:
         return ""
     return f", {evaluation['eval/win_rate'][agent]:.0%} won"
+
+
+def last_words(run: Any) -> str:
+    """Say what is saved, and how to resume, of a run whose process ends at once."""
+    if not run.dir:
+        return ""
+    saved = run.saver.checkpoints.steps()
+    if not saved:
+        return "exited at once, with nothing saved yet"
+    return (
+        f"exited at once, saved is step {saved[-1]:,} of {run.total:,}; to resume: "
+        f"{_how_to_resume(run)}"
+    )
+
+
+def _how_to_resume(run: Any) -> str:
+    return "run the same command again" if run.args.resume_or_start else _resume_command(run)
 
 
 def _resume_command(run: Any) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 
 from pmaprl.cli.checks import LARGEST
 from pmaprl.cli.errors import TrainingError
-from pmaprl.cli.files import write_json
+from pmaprl.cli.files import finished_text, write_json
 from pmaprl.device.evaluation import SEED
 from pmaprl.device.outcome import Outcome
 from pmaprl.device.programs import Programs, compile_together
@@ -107,6 +107,7 @@ class Run:
         self.console = setup.console
         self.clock = setup.clock
         self._end = setup.end
+        self._has_changes = setup.has_changes
         self._callback = setup.callback
         self._interruption = setup.interruption
         self._programs = programs  # compiled once `start` returns
@@ -142,6 +143,7 @@ class Run:
             newest=start.newest,
             host_evaluation=host_evaluation,
         )
+        self._interruption.last_words = partial(reports.last_words, self)
 
     def __enter__(self) -> "Run":
         return self
@@ -377,6 +379,7 @@ class Run:
             self.catch_up()
             if self.recorder.chunk:
                 self.recorder.chunk.is_whole = True
+            self.evaluations.last_step = self.steps
             self._evaluate_and_save(state, evaluate=not self._interruption.received(), save=True)
             self.console.stop(self.steps)
             # After the save, because an environment on the host may fail
@@ -391,11 +394,15 @@ class Run:
         record = reports.result(self, status, sha256)
         if self.args.benchmark and multihost.is_first():
             print(json.dumps(reports.benchmark_line(self, record)))
-        if self.dir:
-            if state is not None or status != results.result_at(self.dir, self.steps).get("status"):
-                write_json(self.dir / results.RESULT, record)
-            if status == "finished":
-                (self.dir / "DONE").touch()
+        before = results.result_at(self.dir, self.steps).get("status") if self.dir else None
+        is_new = state is not None or status != before
+        if self.dir and is_new:
+            write_json(self.dir / results.RESULT, record)
+        if self.dir and status == "finished":
+            (self.dir / "DONE").touch()
+        if self.dir and status == "finished" and not is_new and not self._has_changes:
+            self.console.say(finished_text(self.dir))
+        elif self.dir:
             lines = []
             for name, draw in at_end.items():
                 # A signal that has come meanwhile skips what is left

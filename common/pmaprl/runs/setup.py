@@ -77,6 +77,7 @@ class Setup:
         self.intervals = intervals_of(args, on_accelerator=devices[0].platform != "cpu")
         self.config = describe_run(args, script, env, devices)
         self.path, changes = agree_on_directory(args, self.config)
+        self.has_changes = bool(changes)
         is_first = multihost.is_first()
         self.dir: Path | None = self.path if is_first else None
         self.console = Console(

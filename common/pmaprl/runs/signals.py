@@ -6,6 +6,7 @@ The first SIGINT, SIGTERM or SIGHUP asks the run to end. A second SIGINT ends th
 import os
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -28,6 +29,8 @@ class Interruption:
         self._of_all = 0  # number of a signal of any process, once all have asked
         self._console = console
         self._handlers: dict[int, Any] = {}  # the handlers of the program, to be restored
+        # The text of a process that ends at once
+        self.last_words: Callable[[], str] = str
 
     def __enter__(self) -> "Interruption":
         self.start()
@@ -77,6 +80,12 @@ class Interruption:
         if number:
             raise SystemExit(128 + number)
 
+    def _end_at_once(self, number: int) -> None:
+        self._console.show_cursor()
+        with suppress(Exception):  # nothing may keep the process
+            self._console.say(self.last_words())
+        os._exit(128 + number)
+
     def _watch(self) -> None:
         with suppress(OSError):
             while received := os.read(self._read, 1):
@@ -86,8 +95,7 @@ class Interruption:
                 before = self.here
                 self.here = number
                 if before == number == signal.SIGINT:
-                    self._console.show_cursor()
-                    os._exit(128 + number)
+                    self._end_at_once(number)
                 if not before:
                     self._console.say(PROMISE)
         os.close(self._read)

@@ -12,7 +12,7 @@ import numpy as np
 
 FRAMES = {"render_mode": "rgb_array"}  # arguments of gymnasium.make
 
-FRAME_SIZE = 240, 320  # height and width, in pixels
+FRAME_SIZE = 480, 640  # height and width, in pixels; the largest of a model that names none
 
 
 def draw_without_display() -> None:

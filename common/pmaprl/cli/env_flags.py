@@ -9,7 +9,7 @@ of a population's members.
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from random import Random
 from typing import Any, NamedTuple
@@ -174,6 +174,20 @@ def _keys_and_texts(name: str, value: Any) -> tuple[list[str], list[str]]:
         elif isinstance(part, list):
             waiting += part
     return keys, texts
+
+
+def unswept_text(names: Iterable[str], env_params: str) -> str:
+    """Say in which environment members are evaluated that differ in parameters of theirs.
+
+    Args:
+        names: swept parameters, such as `env.gravity`.
+        env_params: the parameters of all members.
+    """
+    base = f"with --env-params {env_params}" if env_params else "with its own parameters"
+    return (
+        f"of one environment for all, {base}, not of the {', '.join(names)} that a member was "
+        "trained with"
+    )
 
 
 def as_flags(member: Mapping[str, Any], env_params: str) -> dict[str, Any]:

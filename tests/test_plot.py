@@ -36,8 +36,8 @@ from pmaprl.runs.metrics import (
     read_log,
     summarized,
 )
-from pmaprl.runs.reports import summary_of_seeds
-from pmaprl.runs.results import ranked
+from pmaprl.runs.reports import is_clearly_better, summary_of_seeds
+from pmaprl.runs.results import EvaluationResult, ranked, training_returns
 
 
 def rows(steps, values, wall=None, metric=TRAINING):
@@ -593,7 +593,7 @@ def test_a_reader_that_leaves_ends_no_command_with_a_traceback(tmp_path):
 
 
 def test_equal_members_are_ranked_by_what_they_earned_while_training():
-    """First by the last mean of 100 episodes, then by who came earlier near the best that any
+    """First by the last training return, then by who came earlier near the best that any
     member had.
     """
     steps = np.array([100.0, 200, 300])
@@ -609,6 +609,40 @@ def test_equal_members_are_ranked_by_what_they_earned_while_training():
     assert ranked([500, 500], early) == [1, 0]
     assert ranked([1, math.nan, 2]) == [2, 0, 1]
     assert ranked([7, 7], None) == [0, 1]
+    silent = Series(steps, steps, np.array([[1.0, 5], [2, 6], [3, np.nan]]))
+    assert ranked([7, 7], silent) == [1, 0], "no episode has ended since"
+
+
+def test_members_are_ranked_by_the_curves_that_are_drawn(tmp_path):
+    """Not by the mean of 100 episodes, in which the second one's fall is not yet seen."""
+    logged = [
+        {"env_steps": 100, TRAINING: [300, 500], RECENT: [300, 500]},
+        {"env_steps": 200, TRAINING: [490, 40], RECENT: [400, 450], EVALUATION: [500, 500]},
+    ]
+    path = Path(make_run(tmp_path / "run", logged, num_seeds=2))
+    assert ranked([500, 500], training_returns(path, 200)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("best", "newest", "episodes", "is_population", "is_better"),
+    [
+        (([-81.0], [12.0]), ([-83.0], [12.0]), 128, False, False),
+        (([-81.0], [12.0]), ([-90.0], [12.0]), 128, False, True),
+        (([-81.0], [12.0]), ([-90.0], [12.0]), 4, False, False),
+        (([-110.0], [9.0]), ([-200.0], [0.0]), 4, False, True),
+        (([10.0, 20.0], [9.0, 0.0]), ([12.0, 16.0], [9.0, 9.0]), 9, False, False),
+        (([10.0, 30.0], [99.0, 0.0]), ([12.0, 16.0], [9.0, 9.0]), 9, True, True),
+        (([5.0], [1.0]), ([], []), 9, False, False),
+    ],
+)
+def test_an_earlier_state_is_better_beyond_the_noise_of_episodes_only(
+    best, newest, episodes, is_population, is_better
+):
+    names = EVALUATION, "eval/return_std"
+    before = EvaluationResult(100, dict(zip(names, best, strict=True)))
+    after = EvaluationResult(200, dict(zip(names, newest, strict=True)))
+    assert is_clearly_better(before, after, episodes, is_population) == is_better
+    assert not is_clearly_better(before._replace(step=200), after, episodes, is_population)
 
 
 def test_many_seeds_are_toldsummary_of_seeds():
@@ -781,11 +815,19 @@ def test_a_flag_that_only_a_fork_has_is_named_and_not_those_of_another_algorithm
 def test_runs_of_different_tasks_are_lines_of_their_own(tmp_path):
     """However the same parameters are written; a heat map has a grid for each task."""
     params = ['{"length": 2, "g": 1}', '{"g":1,"length":2}', "", "{}"]
-    runs = [
-        make_run(tmp_path / str(seed), rows([100], [seed]), seed=seed, gamma=0.9, env_params=text)
-        for seed, text in enumerate(params)
-    ]
-    runs += [make_run(tmp_path / "old", rows([100], [4]), seed=4, gamma=0.9)]
+    runs = []
+    for seed, text in enumerate(params):
+        logged = rows([100], [seed])
+        run = make_run(
+            tmp_path / str(seed),
+            logged,
+            seed=seed,
+            gamma=0.9,
+            env_params=text,
+        )
+        runs.append(run)
+    old = make_run(tmp_path / "old", rows([100], [4]), seed=4, gamma=0.9)
+    runs.append(old)
     found = compared(*runs)
     assert [row["seeds"] for row in found] == [3, 2]
     assert [row["env_params"] for row in found] == ["default", '{"g": 1, "length": 2}']
@@ -801,11 +843,13 @@ def test_what_qualifies_a_line_is_told_wherever_the_line_is(tmp_path, capsys):
     """In the table, its file and the picture: flags that are put together, and seeds that count
     twice.
     """
-    flags = [(seed, coef) for coef in (0.1, 1.0) for seed in (0, 1)]
-    runs = [
-        make_run(tmp_path / f"{seed} {coef}", rows([100, 200], [1, 2]), seed=seed, kl_coef=coef)
-        for seed, coef in flags
-    ]
+    runs = []
+    for coef in (0.1, 1.0):
+        for seed in (0, 1):
+            name = f"{seed} {coef}"
+            logged = rows([100, 200], [1, 2])
+            run = make_run(tmp_path / name, logged, seed=seed, kl_coef=coef)
+            runs.append(run)
     table = tmp_path / "table.csv"
     args = parse(compare.Args, [*runs, "--csv", str(table)])
     assert exit_code(compare.run_command, args) == 0
@@ -830,13 +874,15 @@ def test_both_values_of_a_flag_that_only_a_fork_has_are_named(tmp_path):
 def test_the_area_under_few_evaluations_is_that_of_training(tmp_path):
     steps = [100, 200, 300, 400, 500]
     training = rows(steps, [1, 2, 3, 4, 5])
-    evaluated = {
-        count: [row | {EVALUATION: 7.0} if place < count else row for place, row in rows_of]
-        for count, rows_of in ((5, [*enumerate(training)]), (4, [*enumerate(training)]))
-    }
     for count, metric, area in ((5, EVALUATION, 7), (4, TRAINING, 3)):
-        (row,) = compared(make_run(tmp_path / str(count), evaluated[count]))
-        assert (row["auc_of"], row["auc"], row["auc_points"]) == (metric, area, 5)
+        logged = [*training]
+        for place in range(count):
+            logged[place] = training[place] | {EVALUATION: 7.0}
+        run = make_run(tmp_path / str(count), logged)
+        (row,) = compared(run)
+        assert row["auc_of"] == metric
+        assert row["auc"] == area
+        assert row["auc_points"] == 5
         assert row["notes"] == []
     (row,) = compared(make_run(tmp_path / "few", training[:2]))
     assert row["auc_points"] == 2
@@ -861,11 +907,12 @@ def test_the_legend_of_a_baseline_says_pairs_where_there_are_some(tmp_path, firs
 
 def test_seeds_of_one_run_are_split_truly(tmp_path):
     run = make_run(tmp_path / "a", rows([100], [[7, 8]]), evaluation=[1, 2], num_seeds=2, seed=3)
-    found = compared(run, by=("seed",))
-    assert [(row["seed"], row["seeds"], row["return"]) for row in found] == [
-        ("3", 1, 1),
-        ("4", 1, 2),
-    ]
+    first, second = compared(run, by=("seed",))
+    assert first["seed"] == "3"
+    assert second["seed"] == "4"
+    assert first["seeds"] == 1
+    assert first["return"] == 1
+    assert second["return"] == 2
 
 
 def test_flags_that_evolve_are_not_called_by_their_first_value(tmp_path):

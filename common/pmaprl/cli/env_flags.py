@@ -190,12 +190,12 @@ def unswept_text(names: Iterable[str], env_params: str) -> str:
     )
 
 
-def as_flags(member: Mapping[str, Any], env_params: str) -> dict[str, Any]:
-    """Flags that train one member alone; its `--env-params` are otherwise these."""
-    own = {
-        name.removeprefix(PREFIX): value
-        for name, value in member.items()
-        if name.startswith(PREFIX)
-    }
+def flags_alone(member: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags that train one member alone, and evaluate it as the population did.
+
+    A parameter of the environment is a sweep of one value, because --env-params would change
+    evaluations too.
+    """
+    swept = [f"{name}={value}" for name, value in member.items() if name.startswith(PREFIX)]
     flags = {name: value for name, value in member.items() if not name.startswith(PREFIX)}
-    return flags | ({"env_params": json.dumps(read_params(env_params) | own)} if own else {})
+    return flags | ({"sweep": tuple(swept)} if swept else {})

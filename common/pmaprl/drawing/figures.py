@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pmaprl.cli.env_flags import PREFIX, unswept_text
 from pmaprl.cli.errors import printable
 from pmaprl.cli.files import replacing
 from pmaprl.comparison.curves import align, final_returns
@@ -87,7 +88,9 @@ def draw_curve(run_dir: Path, title: str) -> Path:
     return _save(figure, run_dir / "curve.png")
 
 
-def draw_population(run_dir: Path, title: str, values: dict[str, list[float]]) -> Path:
+def draw_population(
+    run_dir: Path, title: str, values: dict[str, list[float]], env_params: str = ""
+) -> Path:
     """Draw the learning curves of all members, and one panel for each flag that differs.
 
     The panel of a flag shows the last return against its value. Where members evolve it shows the
@@ -97,6 +100,7 @@ def draw_population(run_dir: Path, title: str, values: dict[str, list[float]]) -
         run_dir: The run.
         title: The title of the figure.
         values: The first values [S] of the members, by flag.
+        env_params: The parameters of the environment in which all are evaluated.
 
     Returns:
         The picture's path.
@@ -117,7 +121,9 @@ def draw_population(run_dir: Path, title: str, values: dict[str, list[float]]) -
         else:
             panel = _values_of_members(name, np.array(first_values), returns, best)
         panels.append(panel)
-    figure = draw(panels, "env_steps", AXES[TRAINING], plain_text(title))
+    swept = [name for name in values if name.startswith(PREFIX)]
+    notes = [f"greedy returns are {unswept_text(swept, env_params)}"] if swept else []
+    figure = draw(panels, "env_steps", AXES[TRAINING], plain_text(title), notes)
     return _save(figure, run_dir / "population.png")
 
 
@@ -158,7 +164,7 @@ def _curves_of_members(log: Log, best: int | None) -> Panel:
             seeds=values,
         )
         winner = Line(
-            label=f"member {best}, the best in the end",
+            label=f"member {best}, the best in the last evaluation",
             x=steps,
             y=values[best],
             style=1,
@@ -603,7 +609,7 @@ def draw_grids(
     for axes in places[len(grids) :]:
         axes.set_axis_off()
     if title:
-        figure.suptitle(plain_text(title))
+        figure.suptitle(title)
     _add_foot(figure, notes)
     fit_labels(figure)
     return figure

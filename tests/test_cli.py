@@ -36,8 +36,11 @@ from pmaprl.algos.ppo_pmap import Args, train
 
 from pmaprl.cli.command import parse
 from pmaprl.cli.errors import UsageError
+from pmaprl.comparison.selection import Selection, load
 from pmaprl.runs.checkpoints import UNFINISHED
+from pmaprl.runs.directory import earlier_flags
 from pmaprl.runs.lock import LOCK, check_free, locked
+from pmaprl.runs.metrics import TRAINING
 from pmaprl.runs.results import has_ended_at, stored_evaluation
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -249,6 +252,48 @@ def test_a_resume_names_what_the_file_no_longer_knows(copy, capsys):
     assert "earlier_scripts" not in read_config(copy), "nothing was trained with the file of now"
     assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--quiet") == 0
     assert read_config(copy)["earlier_scripts"] == ["of another file"]
+
+
+def test_a_flag_that_a_resume_changes_keeps_its_earlier_value_with_the_step(copy):
+    more = ("--resume", copy, "--quiet")
+    rate = read_config(copy)["args"]["learning_rate"]
+    assert in_process(*more, "--learning-rate", 1e-4) == 0
+    assert read_config(copy)["args"]["learning_rate"] == rate, "nothing was trained with it"
+    assert in_process(*more, "--learning-rate", 1e-4, "--total-timesteps", 2 * TOTAL) == 0
+    config = read_config(copy)
+    assert config["args"]["learning_rate"] == 1e-4
+    earlier = config["earlier_flags"]
+    assert earlier.keys() == {"learning_rate", "total_timesteps"}
+    assert earlier["learning_rate"] == [[rate, TOTAL]]
+    (group,) = load(Selection(runs=(str(copy),), by=("learning_rate",)), [TRAINING])
+    assert f"{rate} until step {TOTAL:,}, then 0.0001" in group.label
+
+
+@pytest.mark.parametrize(
+    ("stored", "now", "step", "wanted"),
+    [
+        ({"rate": 1}, {"rate": 1, "new": 3}, 100, {}),
+        ({"rate": 1}, {"rate": 2}, 0, {}),
+        (
+            {"rate": 2, "sizes": [3]},
+            {"rate": 3, "sizes": (3,)},
+            200,
+            {"rate": [[1, 100], [2, 200]]},
+        ),
+        ({"rate": 2}, {"rate": 2}, 200, {"rate": [[1, 100]]}),
+        ({"rate": 2}, {"rate": 1}, 100, {}),
+        ({"rate": 2}, {"rate": 3}, 50, {"rate": [[1, 50]]}),
+        ({"rate": 1, "quiet": True}, {"rate": 1, "quiet": False}, 200, {}),
+    ],
+)
+def test_earlier_flags_are_those_that_something_was_trained_with(stored, now, step, wanted):
+    """The run had a rate of 1 until step 100 where it has 2 now; checkpoints after `step` are
+    lost.
+    """
+    config = {"args": stored}
+    if stored["rate"] == 2:
+        config["earlier_flags"] = {"rate": [[1, 100]]}
+    assert earlier_flags(config, now, step) == wanted
 
 
 def test_a_run_without_checkpoints_is_resumed_from_step_0(copy, capsys):

@@ -39,7 +39,7 @@ from helpers import (
 from numpy.testing import assert_array_equal
 
 from pmaprl.cli.device_flags import block_width
-from pmaprl.cli.env_flags import as_flags
+from pmaprl.cli.env_flags import flags_alone
 from pmaprl.device.agents import acting_part
 from pmaprl.device.keys import rollout_keys
 from pmaprl.device.minibatches import minibatch_indices
@@ -448,8 +448,8 @@ def test_every_seed_learns_cartpole_and_keeps_it(tmp_path):
     ids=["ppo", "memory", "pqn", "sac", "dqn"],
 )
 def test_x8_a_member_equals_the_single_run_with_its_values(args, env, swept):
-    """In flags and environment; that no flag is taken from elsewhere than the learner is traced in
-    test_flags.py.
+    """In flags and environment, with the flags that a population prints at its end; that no flag is
+    taken from elsewhere than the learner is traced in test_flags.py.
     """
     population = args(population=2, sweep=swept, seed=5)
     together, _ = run_updates(
@@ -458,10 +458,11 @@ def test_x8_a_member_equals_the_single_run_with_its_values(args, env, swept):
         2,
         3,
     )
-    flags = as_flags(population.flags_of_members()[1], "")
+    single = args(**flags_alone(population.flags_of_members()[1]))
+    assert single.env_params == population.env_params, "as that is what evaluations have"
     alone, _ = run_updates(
-        args(**flags),
-        make_env(env, flags.get("env_params", "")),
+        single,
+        run_env(single, make_env(env)),
         2,
         3,
     )

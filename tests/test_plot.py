@@ -22,7 +22,7 @@ from pmaprl.cli.errors import UsageError
 from pmaprl.comparison.curves import align
 from pmaprl.comparison.groups import group
 from pmaprl.comparison.logged_runs import LoggedRun
-from pmaprl.comparison.notes import mixed_flags_notes
+from pmaprl.comparison.notes import with_notes
 from pmaprl.drawing.figures import draw_curve, draw_population, side_by_side
 from pmaprl.runs.clock import Clock
 from pmaprl.runs.estimates import difference, estimate, interval, mean_over_steps, spread
@@ -36,8 +36,8 @@ from pmaprl.runs.metrics import (
     read_log,
     summarized,
 )
-from pmaprl.runs.reports import summary_of_seeds
-from pmaprl.runs.results import ranked
+from pmaprl.runs.reports import is_clearly_better, summary_of_seeds
+from pmaprl.runs.results import EvaluationResult, ranked, training_returns
 
 
 def rows(steps, values, wall=None, metric=TRAINING):
@@ -159,11 +159,11 @@ def test_what_to_know_of_runs_that_are_no_repetitions():
         )
 
     def notes(*runs):
-        return mixed_flags_notes(group(runs))
+        return [note for line in with_notes(group(runs)) for note in line.notes]
 
     alike = notes(run([0, 1], pbt=False, opponent="random"))
     assert notes(run(), run([1], gif=True)) == alike == []
-    (different,) = notes(run(clip_eps=0.1), run(clip_eps=0.2))
+    (different,) = notes(run(clip_eps=0.1), run([1], clip_eps=0.2))
     assert "--by clip_eps" in different
 
 
@@ -465,7 +465,7 @@ def test_equal_runs_count_once(tmp_path, capsys):
     capsys.readouterr()
     (row,) = compared(*runs[::2])
     assert row["seeds"] == 4, "the same seeds with another result, on another machine perhaps"
-    assert "seeds 0, 1 count more than once" in capsys.readouterr().err
+    assert any("seeds 0, 1 count more than once" in note for note in row["notes"])
 
 
 def test_a_baseline_is_compared_with_by_seeds(tmp_path):
@@ -492,7 +492,12 @@ def test_a_baseline_is_compared_with_by_seeds(tmp_path):
         compared(runs[0], baseline=runs[1:])
 
 
-def test_flags_that_differ_between_lines_are_named(capsys, tmp_path):
+def of_lines(row):
+    """The notes of a row on what differs."""
+    return [note for note in row["notes"] if "AUC" not in note]
+
+
+def test_flags_that_differ_between_lines_are_named(tmp_path):
     """Also those of two algorithms that both have; not those of --by, and none that decides
     nothing.
     """
@@ -508,23 +513,21 @@ def test_flags_that_differ_between_lines_are_named(capsys, tmp_path):
         make_run(tmp_path / "c", rows([100], [1]), algorithm="my_ppo", **flags | {"clip_eps": 0.1}),
     ]
     fork = make_run(tmp_path / "d", rows([100], [1]), algorithm="my_ppo", **flags)
-    compared(*runs[:1], fork)
-    assert capsys.readouterr().err == ""
-    compared(*runs, by=("gamma",))
-    (note,) = capsys.readouterr().err.splitlines()
+    assert [of_lines(row) for row in compared(*runs[:1], fork)] == [[], []]
+    ((note,), *_) = map(of_lines, compared(*runs, by=("gamma",)))
     assert "num_envs 16 (my_ppo; ppo_pmap, gamma 0.9) or 32 (ppo_pmap, gamma 0.99)" in note
     assert "gif" not in note
 
 
-def test_a_note_on_many_groups_is_said_once(tmp_path, capsys):
+def test_a_note_on_many_groups_is_told_once(tmp_path):
     runs = [
         make_run(tmp_path / f"{gamma} {lr}", rows([100], [1]), gamma=gamma, learning_rate=lr)
         for gamma in (0.9, 0.95, 0.99)
         for lr in (0.1, 0.2)
     ]
-    compared(*runs, by=("gamma",))
-    (note,) = capsys.readouterr().err.splitlines()
-    assert "--by learning_rate" in note
+    table = compare.compare(compare.Args(runs=tuple(runs), by=("gamma",)))
+    notes = [note for note in compare.numbered_notes(table) if "--by learning_rate" in note]
+    assert len(notes) == 1
 
 
 def make_grid(folder):
@@ -590,7 +593,7 @@ def test_a_reader_that_leaves_ends_no_command_with_a_traceback(tmp_path):
 
 
 def test_equal_members_are_ranked_by_what_they_earned_while_training():
-    """First by the last mean of 100 episodes, then by who came earlier near the best that any
+    """First by the last training return, then by who came earlier near the best that any
     member had.
     """
     steps = np.array([100.0, 200, 300])
@@ -606,6 +609,40 @@ def test_equal_members_are_ranked_by_what_they_earned_while_training():
     assert ranked([500, 500], early) == [1, 0]
     assert ranked([1, math.nan, 2]) == [2, 0, 1]
     assert ranked([7, 7], None) == [0, 1]
+    silent = Series(steps, steps, np.array([[1.0, 5], [2, 6], [3, np.nan]]))
+    assert ranked([7, 7], silent) == [1, 0], "no episode has ended since"
+
+
+def test_members_are_ranked_by_the_curves_that_are_drawn(tmp_path):
+    """Not by the mean of 100 episodes, in which the second one's fall is not yet seen."""
+    logged = [
+        {"env_steps": 100, TRAINING: [300, 500], RECENT: [300, 500]},
+        {"env_steps": 200, TRAINING: [490, 40], RECENT: [400, 450], EVALUATION: [500, 500]},
+    ]
+    path = Path(make_run(tmp_path / "run", logged, num_seeds=2))
+    assert ranked([500, 500], training_returns(path, 200)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("best", "newest", "episodes", "is_population", "is_better"),
+    [
+        (([-81.0], [12.0]), ([-83.0], [12.0]), 128, False, False),
+        (([-81.0], [12.0]), ([-90.0], [12.0]), 128, False, True),
+        (([-81.0], [12.0]), ([-90.0], [12.0]), 4, False, False),
+        (([-110.0], [9.0]), ([-200.0], [0.0]), 4, False, True),
+        (([10.0, 20.0], [9.0, 0.0]), ([12.0, 16.0], [9.0, 9.0]), 9, False, False),
+        (([10.0, 30.0], [99.0, 0.0]), ([12.0, 16.0], [9.0, 9.0]), 9, True, True),
+        (([5.0], [1.0]), ([], []), 9, False, False),
+    ],
+)
+def test_an_earlier_state_is_better_beyond_the_noise_of_episodes_only(
+    best, newest, episodes, is_population, is_better
+):
+    names = EVALUATION, "eval/return_std"
+    before = EvaluationResult(100, dict(zip(names, best, strict=True)))
+    after = EvaluationResult(200, dict(zip(names, newest, strict=True)))
+    assert is_clearly_better(before, after, episodes, is_population) == is_better
+    assert not is_clearly_better(before._replace(step=200), after, episodes, is_population)
 
 
 def test_many_seeds_are_toldsummary_of_seeds():
@@ -758,7 +795,7 @@ def test_a_line_that_begins_late_is_told(tmp_path, capsys):
     assert "begins" not in capsys.readouterr().err
 
 
-def test_a_flag_that_only_a_fork_has_is_named_and_not_those_of_another_algorithm(tmp_path, capsys):
+def test_a_flag_that_only_a_fork_has_is_named_and_not_those_of_another_algorithm(tmp_path):
     flags = {"gamma": 0.9, "seed": 1}
     original = make_run(tmp_path / "original", rows([100], [1]), **flags)
     fork = make_run(
@@ -768,12 +805,153 @@ def test_a_flag_that_only_a_fork_has_is_named_and_not_those_of_another_algorithm
         **flags,
         bonus=0.2,
     )
-    compared(original, fork)
-    assert "bonus 0.2 (my_ppo only)" in capsys.readouterr().err
+    ((note,), _) = map(of_lines, compared(original, fork))
+    assert "bonus 0.2 (my_ppo only)" in note
     others = dict.fromkeys(("tau", "buffer_size", "batch_size", "alpha"), 1)
     other = make_run(tmp_path / "other", rows([100], [1]), algorithm="sac", **flags, **others)
-    compared(
-        original,
-        other,
+    assert [of_lines(row) for row in compared(original, other)] == [[], []]
+
+
+def test_runs_of_different_tasks_are_lines_of_their_own(tmp_path):
+    """However the same parameters are written; a heat map has a grid for each task."""
+    params = ['{"length": 2, "g": 1}', '{"g":1,"length":2}', "", "{}"]
+    runs = []
+    for seed, text in enumerate(params):
+        logged = rows([100], [seed])
+        run = make_run(
+            tmp_path / str(seed),
+            logged,
+            seed=seed,
+            gamma=0.9,
+            env_params=text,
+        )
+        runs.append(run)
+    old = make_run(tmp_path / "old", rows([100], [4]), seed=4, gamma=0.9)
+    runs.append(old)
+    found = compared(*runs)
+    assert [row["seeds"] for row in found] == [3, 2]
+    assert [row["env_params"] for row in found] == ["default", '{"g": 1, "length": 2}']
+    assert any("env_params" in note for note in found[0]["notes"])
+    (whole,) = compared(*runs[2:])
+    assert "env_params" not in whole
+    args = plot.Args(runs=tuple(runs), by=("gamma", "seed"), kind="heatmap")
+    images = [axes.images for axes in plot.learning_curves(args).axes if axes.images]
+    assert len(images) == 2
+
+
+def test_what_qualifies_a_line_is_told_wherever_the_line_is(tmp_path, capsys):
+    """In the table, its file and the picture: flags that are put together, and seeds that count
+    twice.
+    """
+    runs = []
+    for coef in (0.1, 1.0):
+        for seed in (0, 1):
+            name = f"{seed} {coef}"
+            logged = rows([100, 200], [1, 2])
+            run = make_run(tmp_path / name, logged, seed=seed, kl_coef=coef)
+            runs.append(run)
+    table = tmp_path / "table.csv"
+    args = parse(compare.Args, [*runs, "--csv", str(table)])
+    assert exit_code(compare.run_command, args) == 0
+    figure = plot.learning_curves(plot.Args(runs=tuple(runs)))
+    told = capsys.readouterr()
+    foot = figure.get_supxlabel().replace("\n", " ")
+    for text in (told.out, told.err, table.read_text(), foot):
+        assert "kl_coef (0.1 or 1.0)" in text
+        assert "seeds 0, 1 count more than once" in text
+
+
+def test_both_values_of_a_flag_that_only_a_fork_has_are_named(tmp_path):
+    original = make_run(tmp_path / "a", rows([100], [1]))
+    forks = [
+        make_run(tmp_path / str(seed), rows([100], [1]), "my_ppo", seed=seed, bonus=bonus)
+        for seed, bonus in enumerate((0.1, 1.0))
+    ]
+    row, _ = compared(original, *forks)
+    assert "bonus 0.1 and 1.0 (my_ppo only)" in " ".join(row["notes"])
+
+
+def test_the_area_under_few_evaluations_is_that_of_training(tmp_path):
+    steps = [100, 200, 300, 400, 500]
+    training = rows(steps, [1, 2, 3, 4, 5])
+    for count, metric, area in ((5, EVALUATION, 7), (4, TRAINING, 3)):
+        logged = [*training]
+        for place in range(count):
+            logged[place] = training[place] | {EVALUATION: 7.0}
+        run = make_run(tmp_path / str(count), logged)
+        (row,) = compared(run)
+        assert row["auc_of"] == metric
+        assert row["auc"] == area
+        assert row["auc_points"] == 5
+        assert row["notes"] == []
+    (row,) = compared(make_run(tmp_path / "few", training[:2]))
+    assert row["auc_points"] == 2
+    assert any("AUC" in note for note in row["notes"])
+
+
+@pytest.mark.parametrize(("first_seed", "is_paired"), [(0, True), (3, False)])
+def test_the_legend_of_a_baseline_says_pairs_where_there_are_some(tmp_path, first_seed, is_paired):
+    for name, seed in (("a", 0), ("b", first_seed)):
+        make_run(
+            tmp_path / name,
+            rows([100], [[0] * 4]),
+            name,
+            evaluation=[1, 2, 3, 4],
+            num_seeds=4,
+            seed=seed,
+        )
+    runs = str(tmp_path / "a"), str(tmp_path / "b")
+    table = compare.compare(compare.Args(runs=runs, baseline=("a",)))
+    assert ("by pairs" in compare.legend(table)) == is_paired
+
+
+def test_seeds_of_one_run_are_split_truly(tmp_path):
+    run = make_run(tmp_path / "a", rows([100], [[7, 8]]), evaluation=[1, 2], num_seeds=2, seed=3)
+    first, second = compared(run, by=("seed",))
+    assert first["seed"] == "3"
+    assert second["seed"] == "4"
+    assert first["seeds"] == 1
+    assert first["return"] == 1
+    assert second["return"] == 2
+
+
+def test_flags_that_evolve_are_not_called_by_their_first_value(tmp_path):
+    run = Path(make_run(tmp_path / "a", rows([100], [[7, 8]]), gamma=0.9, pbt=True))
+    config = json.loads((run / "config.json").read_text())
+    config["members"] = [{"seed": 0, "gamma": 0.9}, {"seed": 1, "gamma": 0.8}]
+    (run / "config.json").write_text(json.dumps(config))
+    (row,) = compared(str(run), by=("gamma",))
+    assert row["gamma"] == "evolved"
+
+
+def test_flags_changed_at_a_resume_are_not_told_as_those_of_the_whole_run(tmp_path):
+    run = Path(make_run(tmp_path / "a", rows([100, 200], [1, 2]), gamma=0.99, gif=True))
+    config = json.loads((run / "config.json").read_text())
+    config["earlier_flags"] = {"gamma": [[0.9, 120]], "gif": [[False, 120]]}
+    (run / "config.json").write_text(json.dumps(config))
+    other = make_run(tmp_path / "b", rows([100, 200], [1, 2]), gamma=0.99, seed=1)
+    (row,) = compared(str(run), other)
+    assert any("gamma was 0.9 until step 120, then 0.99" in note for note in row["notes"])
+    assert "gif" not in " ".join(row["notes"])
+    assert len(compared(str(run), other, by=("gamma",))) == 2
+
+
+def test_members_that_are_evaluated_elsewhere_than_they_train_are_noted(tmp_path):
+    run = Path(make_run(tmp_path / "a", rows([100], [[7, 8]])))
+    config = json.loads((run / "config.json").read_text())
+    config["members"] = [{"seed": 0, "env.far": 1.0}, {"seed": 0, "env.far": 2.0}]
+    (run / "config.json").write_text(json.dumps(config))
+    found = compared(str(run))
+    assert [row["env.far"] for row in found] == ["1.0", "2.0"]
+    assert all("env.far" in row["notes"][0] for row in found)
+
+
+@pytest.mark.parametrize("kind", ["curves", "heatmap"])
+def test_labels_are_no_longer_than_their_axes(tmp_path, kind):
+    runs = make_grid(tmp_path)
+    figure = plot.learning_curves(
+        plot.Args(runs=tuple(runs), by=("gamma", "learning_rate"), kind=kind)
     )
-    assert capsys.readouterr().err == ""
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        assert axes.yaxis.label.get_window_extent().height <= axes.get_window_extent().height

@@ -428,16 +428,27 @@ def test_what_is_printed_leaves_the_terminal_alone():
 
 @pytest.mark.parametrize(
     "name",
-    ["env", "algorithm", "recipe", "gamma", "members", "versions", "env_spec", "script"],
+    [
+        "env",
+        "algorithm",
+        "recipe",
+        "gamma",
+        "members",
+        "versions",
+        "env_spec",
+        "script",
+        "earlier_flags",
+    ],
 )
 def test_escapes_of_a_run_reach_neither_terminal_nor_picture(
     run_dir, tmp_path, monkeypatch, stopping, name
 ):
     monkeypatch.chdir(tmp_path)
-    value = {"members": [{"seed": 0, ESCAPES: 1}], "versions": {"pmaprl": ESCAPES}}.get(
-        name,
-        ESCAPES,
-    )
+    value = {
+        "members": [{"seed": 0, ESCAPES: 1}],
+        "versions": {"pmaprl": ESCAPES},
+        "earlier_flags": {"gamma": [[ESCAPES, 1]]},
+    }.get(name, ESCAPES)
     if name == "env_spec":
         spec = json.loads((run_dir / "config.json").read_text())["env_spec"]
         value = spec | {"name": ESCAPES}
@@ -478,6 +489,16 @@ def test_escapes_of_a_run_reach_neither_terminal_nor_picture(
                 "members": [{"seed": 0, "env": 1.5}],
             }
         ),
+        *(
+            json.dumps(
+                {
+                    "args": {"env": "CartPole-v1"},
+                    "algorithm": "ppo_pmap",
+                    "earlier_flags": earlier,
+                }
+            )
+            for earlier in (None, {"env": 1}, {"env": [["a", "b"]]}, {"other": [[1, 1]]})
+        ),
     ],
 )
 def test_a_config_that_is_none_is_refused(run_dir, stopping, text):
@@ -492,7 +513,17 @@ ODD = [None, {}, [[1]], 10**400, 1.5, "x"]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["env", "env_params", "seed", "num_seeds", "recipe", "members", "versions", "env_spec"],
+    [
+        "env",
+        "env_params",
+        "seed",
+        "num_seeds",
+        "recipe",
+        "members",
+        "versions",
+        "env_spec",
+        "earlier_flags",
+    ],
 )
 def test_a_config_with_a_value_of_another_type_is_refused_or_does_no_harm(
     run_dir, tmp_path, monkeypatch, stopping, name

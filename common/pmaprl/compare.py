@@ -18,11 +18,12 @@ import tyro
 
 from pmaprl.cli.checks import Finite
 from pmaprl.cli.command import main, parse
-from pmaprl.cli.errors import UsageError, printable
+from pmaprl.cli.errors import UsageError, printable, printable_lines
 from pmaprl.cli.files import check_target, replacing
 from pmaprl.comparison.curves import align, final_returns
-from pmaprl.comparison.groups import Group, flag_text
+from pmaprl.comparison.groups import Group, variant_text
 from pmaprl.comparison.logged_runs import LoggedRun
+from pmaprl.comparison.notes import side_by_side
 from pmaprl.comparison.selection import Selection, load
 from pmaprl.runs.console import brief
 from pmaprl.runs.estimates import (
@@ -35,14 +36,14 @@ from pmaprl.runs.estimates import (
     mean_over_steps,
     spread,
 )
-from pmaprl.runs.metrics import EVALUATION, RECENT, TRAINING
+from pmaprl.runs.metrics import EVALUATION, RECENT, TRAINING, Series
 
 LEGEND = """
 return        greedy evaluation [95% bootstrap interval]; the range of fewer than 4 seeds; * marks
               the last training return
 AUC           mean height of the curve of greedy evaluations [95% bootstrap interval] over the
               environment steps that all curves have; * marks the curve of training returns, used
-              where some run has fewer than two evaluations
+              where some run has fewer than five evaluations there
 threshold     --threshold; by default 90% of the way from the lowest to the highest mean training
               return of the last 100 episodes, over all runs of the environment
 training to   environment steps until the mean training return of the last 100 episodes, of
@@ -50,12 +51,6 @@ threshold     sampled actions, reaches the threshold, median over seeds; greedy 
               the threshold earlier
 steps/s       environment steps of one seed or member per second of training, median over runs
 wall          seconds of a run with compilation and evaluations, of all its agents together"""
-OF_BASELINE = """\
-baseline      the lines that have no difference; several lines of an environment count as one
-difference    return minus the baseline's return [95% bootstrap interval], by pairs of equal seeds
-better        probability that the return of a seed is above that of a seed of the baseline [95%
-              bootstrap interval]"""
-
 BASELINE = tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
 NUMBER = tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")
 
@@ -69,7 +64,7 @@ class Args(Selection):
     threshold: Annotated[Finite | None, NUMBER] = None
     """Return to reach (default: 90% of the way from the lowest to the highest in training)."""
     baseline: Annotated[tuple[str, ...], BASELINE] = ()
-    """Baseline of the other lines: runs, which count as one line together, or an algorithm."""
+    """What the other lines are compared with: run directories, or the name of an algorithm."""
 
 
 class Span(NamedTuple):
@@ -78,13 +73,15 @@ class Span(NamedTuple):
     metric: str
     first: float
     last: float
+    points: int  # of the curve that has the fewest
 
 
 def compare(args: Args) -> Any:
     """Compare groups of runs.
 
     Returns:
-        A pandas DataFrame with a row for each group, sorted, and the columns of `_row`.
+        A pandas DataFrame with a row for each group, sorted, and the columns of `_row`. That of
+        `notes` has lists of texts.
 
     Raises:
         UsageError: a run has no metrics, or the baseline is none of the runs or all of them.
@@ -97,6 +94,8 @@ def compare(args: Args) -> Any:
         by_env[group.env].append(group)
 
     rows = []
+    flags = dict.fromkeys([*args.by, *(name for group in all_groups for name in group.variant)])
+    notes_on_envs = side_by_side(all_groups)
     baselines = _baselines(all_groups, args.baseline) if args.baseline else {}
     for env, groups_of_env in by_env.items():
         threshold = args.threshold
@@ -104,9 +103,11 @@ def compare(args: Args) -> Any:
             threshold = _most_of_the_way(groups_of_env)
         span = _common_span(groups_of_env)
         for group in groups_of_env:
-            row = _row(group, args, threshold, span)
+            row = _row(group, list(flags), args, threshold, span)
             if args.baseline:
                 row |= _against(group, baselines.get(env, []), args)
+            of_env = [notes_on_envs[env]] if env in notes_on_envs else []
+            row["notes"] = [*group.notes, *of_env, *_note_on_area(span)]
             rows.append(row)
     return pandas.DataFrame(rows)
 
@@ -177,7 +178,9 @@ def _ends(band: Interval | None) -> tuple[float, float]:
     return float(band.low), float(band.high)
 
 
-def _row(group: Group, args: Args, threshold: float, span: Span) -> dict[str, Any]:
+def _row(
+    group: Group, flags: list[str], args: Args, threshold: float, span: Span
+) -> dict[str, Any]:
     """The line of a group. Times are seconds of wall time, over all invocations of a run."""
     logs = [run.log for run in group.runs]
     returns, _, num_of_training = _returns(group.runs)
@@ -188,11 +191,12 @@ def _row(group: Group, args: Args, threshold: float, span: Span) -> dict[str, An
     steps = np.concatenate([_until(run, threshold, "steps") for run in group.runs])
     seconds = np.concatenate([_until(run, threshold, "wall") for run in group.runs])
     speeds = [log.steps / (log.trained_seconds or math.nan) for log in logs]
-    flags = {name: flag_text(group.variant.get(name, "")) for name in args.by}
+    variant = {name: variant_text(value) for name, value in group.variant.items()}
     return {
         "env": group.env,
         "algorithm": group.algorithm,
-        **flags,
+        **dict.fromkeys(flags, ""),
+        **variant,
         "seeds": sum(len(run.seeds) for run in group.runs),
         "distinct_seeds": len({seed for run in group.runs for seed in run.seeds}),
         "runs": "; ".join(str(run.path) for run in group.runs),
@@ -211,6 +215,7 @@ def _row(group: Group, args: Args, threshold: float, span: Span) -> dict[str, An
         "auc_of": span.metric,
         "auc_from": span.first,
         "auc_to": span.last,
+        "auc_points": span.points,
         "steps_per_second": float(np.median(speeds)),  # of training, of each seed, over runs
         "wall_seconds": float(np.median([log.wall_seconds for log in logs])),
         "threshold": threshold,
@@ -272,18 +277,45 @@ def _until(run: LoggedRun, threshold: float, place: str) -> np.ndarray:
     return np.where(reached.any(axis=0), first, math.inf)
 
 
+FEWEST_POINTS = 5  # points of a curve whose mean height tells more than its last value
+
+
 def _common_span(groups_of_env: list[Group]) -> Span:
-    """The curve to compare (evaluations if possible), and the steps that all groups have."""
+    """The curve to compare, and the steps that all groups have.
+
+    It is that of evaluations where each run has enough of them, otherwise that of training.
+    """
     logs = [run.log.series for group in groups_of_env for run in group.runs]
-    several = [len(series[EVALUATION].steps) > 1 for series in logs if EVALUATION in series]
-    metric = EVALUATION if len(several) == len(logs) and all(several) else TRAINING
+    span = _span(logs, EVALUATION)
+    is_complete = all(EVALUATION in series for series in logs)
+    if is_complete and span.points >= FEWEST_POINTS:
+        return span
+    return _span(logs, TRAINING)
+
+
+def _span(logs: list[dict[str, Series]], metric: str) -> Span:
+    """The steps that all curves of a metric have; NaN if there are none."""
     curves = [_known_steps(series[metric]) for series in logs if metric in series]
     curves = [steps for steps in curves if len(steps)]
     if not curves:
-        return Span(metric, math.nan, math.nan)
+        return Span(metric, math.nan, math.nan, 0)
     first = max(steps.min() for steps in curves)
     last = min(steps.max() for steps in curves)
-    return Span(metric, float(first), float(last))
+    counts = [int(np.sum((first <= steps) & (steps <= last))) for steps in curves]
+    return Span(metric, float(first), float(last), min(counts))
+
+
+def _note_on_area(span: Span) -> list[str]:
+    """The note on curves with few points."""
+    if not 0 < span.points < FEWEST_POINTS:
+        return []
+    return [f"AUC rests on few numbers: {_of_span(span.metric, span.points)}"]
+
+
+def _of_span(metric: str, points: int) -> str:
+    kind = "training return" if metric == TRAINING else "evaluation"
+    plural = "" if points == 1 else "s"
+    return f"{points:,} {kind}{plural} of each run"
 
 
 def _known_steps(series: Any) -> np.ndarray:
@@ -312,9 +344,13 @@ def _most_of_the_way(groups_of_env: list[Group]) -> float:
 
 
 def shown(table: Any) -> Any:
-    """Format a table for reading: few digits, intervals beside their numbers, "-" for NaN."""
+    """Format a table for reading: few digits, intervals beside their numbers, "-" for NaN.
+
+    Notes have numbers, which are those of `numbered_notes`.
+    """
     import pandas
 
+    numbers = {note: str(number) for number, note in enumerate(numbered_notes(table), start=1)}
     rows = []
     for _, row in table.iterrows():
         min_steps = row["steps"]
@@ -335,12 +371,61 @@ def shown(table: Any) -> Any:
             "training to threshold": f"{_steps_text(row['steps_to_threshold'])} {reached}",
         }
         if "difference" in row:
-            is_paired = math.isfinite(row["difference"]) and row["paired"]
-            paired_mark = ", paired" if is_paired else ""
+            paired_mark = ", paired" if _is_paired(row) else ""
             texts["difference"] = _with_interval(row, "difference") + paired_mark
             texts["better"] = _with_interval(row, "better")
+        if numbers:
+            texts["notes"] = ", ".join(numbers[note] for note in row["notes"])
         rows.append(dict(row.loc[:"seeds"]) | texts)
     return pandas.DataFrame(rows)
+
+
+def numbered_notes(table: Any) -> list[str]:
+    """The notes on the lines of a table, each once."""
+    return list(dict.fromkeys(note for notes in table["notes"] for note in notes))
+
+
+def legend(table: Any) -> str:
+    """Explain the columns of a table, and its notes."""
+    lines = [LEGEND]
+    for env, rows in table.groupby("env", sort=False):
+        row = rows.iloc[0]
+        if math.isfinite(row["auc_from"]):
+            ends = f"{row['auc_from']:,.0f} to {row['auc_to']:,.0f}"
+            points = _of_span(row["auc_of"], row["auc_points"])
+            lines.append(f"AUC           of {env}: over steps {ends}, {points}")
+    if "difference" in table:
+        lines += _legend_of_baseline(table)
+    for number, note in enumerate(numbered_notes(table), start=1):
+        lines.append(f"{f'note {number}':<13} {note}")
+    return "\n".join(map(printable_lines, lines))
+
+
+def _legend_of_baseline(table: Any) -> list[str]:
+    """Explain how the differences of a table were computed."""
+    known = table[np.isfinite(table["difference_low"])]
+    interval = ""
+    how = ""
+    if len(known):
+        interval = " [95% bootstrap interval]"
+        is_paired = [_is_paired(row) for _, row in known.iterrows()]
+        how = ", seeds of both sides drawn apart, as they are not the same ones"
+        if all(is_paired):
+            how = ", by pairs of equal seeds"
+        elif any(is_paired):
+            how = ", by pairs of equal seeds where paired"
+    return [
+        "baseline      the lines that have no difference; several lines of an environment count as "
+        "one",
+        f"difference    return minus the baseline's return{interval}{how}",
+        f"better        probability that the return of a seed is above that of a seed of the "
+        f"baseline{interval}",
+    ]
+
+
+def _is_paired(row: Any) -> bool:
+    """True if seeds were paired for the interval of a row's difference."""
+    return bool(math.isfinite(row["difference_low"]) and row["paired"])
 
 
 def _return_text(row: Any) -> str:
@@ -367,7 +452,12 @@ def _steps_text(steps: float) -> str:
 
 
 def _as_text(cell: Any) -> Any:
-    """Quote a cell that a spreadsheet would take for a formula, as names may be a stranger's."""
+    """Quote a cell that a spreadsheet would take for a formula, as names may be a stranger's.
+
+    A list becomes one text.
+    """
+    if isinstance(cell, list):
+        cell = " | ".join(cell)
     is_formula = isinstance(cell, str) and cell.startswith(("=", "+", "@"))
     return f"'{cell}" if is_formula else cell
 
@@ -379,9 +469,7 @@ def run_command(args: Args) -> None:
     table = compare(args)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(shown(table).to_string(index=False, line_width=width))
-    print(LEGEND)
-    if args.baseline:
-        print(OF_BASELINE)
+    print(legend(table))
     if args.csv:
         with replacing(Path(args.csv)) as temporary:
             table.map(_as_text).to_csv(temporary, index=False)

@@ -17,7 +17,9 @@ from pmaprl.cli.command import main, parse
 from pmaprl.cli.errors import UsageError, printable
 from pmaprl.cli.files import check_target, replacing
 from pmaprl.comparison.curves import align
-from pmaprl.comparison.groups import Group, flag_text
+from pmaprl.comparison.groups import Group, variant_text
+from pmaprl.comparison.logged_runs import flag_text
+from pmaprl.comparison.notes import listed_notes
 from pmaprl.comparison.selection import Selection, load, say, suggest
 from pmaprl.drawing.figures import (
     AXES,
@@ -82,6 +84,7 @@ class Curve(NamedTuple):
     group: Group
     line: Line  # without its label
     counted: str  # such as `5 seeds, IQM`
+    notes: list[str]  # on where the line begins and ends
 
 
 def learning_curves(args: Args) -> Any:
@@ -108,7 +111,8 @@ def _curves(all_groups: list[Group], args: Args) -> Any:
     for group in all_groups:
         curve = _curve(group, args, styles[group.key])
         if curve:
-            curves.append(curve)
+            notes = (*group.notes, *curve.notes)
+            curves.append(curve._replace(group=group._replace(notes=notes)))
         else:
             say([f"{group.label} in {group.env}: no {args.y} at common places, left out"])
     if not curves:
@@ -122,19 +126,20 @@ def _curves(all_groups: list[Group], args: Args) -> Any:
     only_points = all(len(curve.line.x) == 1 for curve in curves)
     legend = _legend_of_factors(all_groups, only_points)
     is_same_count = len(counted) == 1
-    for group, line, count in curves:
+    for group, line, count, _ in curves:
         label = group.label if is_same_count else f"{group.label} ({count})"
         panel = panels.setdefault(group.env, Panel(group.env, [*legend]))
         panel.lines.append(line._replace(label="" if legend else label))
-    note = ""
+    notes = listed_notes(curve.group for curve in curves)
+    say(notes)
     if is_same_count:
-        note = f"each {'point' if only_points else 'line'}: {counted.pop()}"
+        notes.append(f"each {'point' if only_points else 'line'}: {counted.pop()}")
     return draw(
         [_points_apart(panel, args) for panel in panels.values()],
         args.x,
         AXES.get(args.y, args.y),
         title=args.title,
-        note=note,
+        notes=notes,
         limits=Limits(x=args.xlim, y=args.ylim, log_x=args.logx),
     )
 
@@ -270,7 +275,6 @@ def _curve(group: Group, args: Args, style: dict[str, Any]) -> Curve | None:
         )
     if end < 0.9 * last:
         notes.append(f"the line ends at {end:,.0f} with the shortest run, not at {last:,.0f}")
-    say(f"{group.label} in {group.env}: {note}" for note in notes)
     count = len(values)
     line = Line(
         label="",
@@ -282,15 +286,17 @@ def _curve(group: Group, args: Args, style: dict[str, Any]) -> Curve | None:
     counted = f"1 {unit}"
     if count > 1:
         seeds = len({seed for run in group.runs for seed in run.seeds})
-        several = f"{count} runs of {seeds} seeds" if seeds < count else f"{count} {unit}s"
+        plural = "" if seeds == 1 else "s"
+        several = f"{count} runs of {seeds} seed{plural}" if seeds < count else f"{count} {unit}s"
         counted = f"{several}, {estimate_name(args.estimate, count)}"
-    return Curve(group, line, counted)
+    return Curve(group, line, counted, notes)
 
 
 def _heat_maps(all_groups: list[Group], args: Args) -> Any:
     """Draw the estimate of the metric's last value for each combination of two flags."""
     first, second = args.by
     grids: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
+    shown_groups = []
     values: dict[str, list[Any]] = {first: [], second: []}
     seeds = set()
     for group in all_groups:
@@ -301,26 +307,28 @@ def _heat_maps(all_groups: list[Group], args: Args) -> Any:
         last = np.concatenate([[], *(_last_values(series.values) for series in logs)])
         seeds.add(len(last))
         cell = json.dumps(group.variant[second]), json.dumps(group.variant[first])
-        cells = grids.setdefault((group.env, group.algorithm), {})
+        rest = {name: value for name, value in group.variant.items() if name not in args.by}
+        cells = grids.setdefault((group.env, group._replace(variant=rest).label), {})
         cells[cell] = float(estimate(last, args.estimate)) if len(last) else np.nan
         for name in args.by:
             values[name].append(group.variant[name])
+        shown_groups.append(group)
     estimates = [value for cells in grids.values() for value in cells.values()]
     if not np.isfinite(estimates).any():
         raise UsageError(f"{args.y} is null in all rows of the runs that have both flags of --by")
     columns = _ordered(values[first])
     rows = _ordered(values[second])
     drawn = []
-    for (env, algorithm), cells in grids.items():
+    for (env, label), cells in grids.items():
         numbers = np.full((len(rows), len(columns)), np.nan)
         for i, row in enumerate(rows):
             for j, column in enumerate(columns):
                 cell = json.dumps(row), json.dumps(column)
                 numbers[i, j] = cells.get(cell, np.nan)
         grid = Grid(
-            title=f"{env}, {algorithm}",
-            rows=[flag_text(row) for row in rows],
-            columns=[flag_text(column) for column in columns],
+            title=f"{env}, {label}",
+            rows=[variant_text(row) for row in rows],
+            columns=[variant_text(column) for column in columns],
             values=numbers,
         )
         drawn.append(grid)
@@ -328,8 +336,10 @@ def _heat_maps(all_groups: list[Group], args: Args) -> Any:
     counted = f"{most}" if min(seeds) == most else f"{min(seeds)} to {most}"
     kind = f"{estimate_name(args.estimate, most)} over {counted} seeds" if most > 1 else "1 seed"
     moment = "in training" if args.y in (TRAINING, RECENT) else "of the run"
-    note = f"last value {moment}; each cell: {kind}"
-    return draw_grids(drawn, first, second, AXES.get(args.y, args.y), args.title, note)
+    notes = listed_notes(shown_groups)
+    say(notes)
+    notes.append(f"last value {moment}; each cell: {kind}")
+    return draw_grids(drawn, first, second, AXES.get(args.y, args.y), args.title, notes)
 
 
 def _last_values(values: np.ndarray) -> np.ndarray:

@@ -289,7 +289,9 @@ def draw_metrics(run: Run, env: Any, directory: Path, learners: Any, status: str
         return ""
     title = f"{env.name}, {run.config['algorithm']}"
     if run.args.is_population:
-        return f"picture  {draw_population(directory, title, run.args.members.member_values)}"
+        values = run.args.members.member_values
+        picture = draw_population(directory, title, values, run.args.env_params)
+        return f"picture  {picture}"
     return f"curve    {draw_curve(directory, title)}"
 
 

@@ -9,7 +9,7 @@ of a population's members.
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from random import Random
 from typing import Any, NamedTuple
@@ -176,12 +176,26 @@ def _keys_and_texts(name: str, value: Any) -> tuple[list[str], list[str]]:
     return keys, texts
 
 
-def as_flags(member: Mapping[str, Any], env_params: str) -> dict[str, Any]:
-    """Flags that train one member alone; its `--env-params` are otherwise these."""
-    own = {
-        name.removeprefix(PREFIX): value
-        for name, value in member.items()
-        if name.startswith(PREFIX)
-    }
+def unswept_text(names: Iterable[str], env_params: str) -> str:
+    """Say in which environment members are evaluated that differ in parameters of theirs.
+
+    Args:
+        names: swept parameters, such as `env.gravity`.
+        env_params: the parameters of all members.
+    """
+    base = f"with --env-params {env_params}" if env_params else "with its own parameters"
+    return (
+        f"of one environment for all, {base}, not of the {', '.join(names)} that a member was "
+        "trained with"
+    )
+
+
+def flags_alone(member: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags that train one member alone, and evaluate it as the population did.
+
+    A parameter of the environment is a sweep of one value, because --env-params would change
+    evaluations too.
+    """
+    swept = [f"{name}={value}" for name, value in member.items() if name.startswith(PREFIX)]
     flags = {name: value for name, value in member.items() if not name.startswith(PREFIX)}
-    return flags | ({"env_params": json.dumps(read_params(env_params) | own)} if own else {})
+    return flags | ({"sweep": tuple(swept)} if swept else {})

@@ -187,9 +187,26 @@ def _wrong_in(config: dict[str, Any]) -> str:
         or not all(_is_member(x, args) for x in members)
     ):
         return "flags of members"
+    if not _are_earlier_flags(config.get("earlier_flags", {}), args):
+        return "earlier flags"
     if not isinstance(config.get("versions", {}), dict):
         return "versions"
     return ""
+
+
+def _are_earlier_flags(earlier: Any, args: dict[str, Any]) -> bool:
+    """Tell if these are values of flags before a resume, each with the step at which it ended."""
+    if not isinstance(earlier, dict) or not earlier.keys() <= args.keys():
+        return False
+    segments = []
+    for values in earlier.values():
+        if not isinstance(values, list):
+            return False
+        segments += values
+    return all(
+        isinstance(x, list) and len(x) == 2 and type(x[1]) is int and 0 <= x[1] <= 2**63
+        for x in segments
+    )
 
 
 def _is_member(flags: Any, args: dict[str, Any]) -> bool:

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pmaprl.cli.env_flags import read_params
 from pmaprl.cli.errors import UsageError, printable, shortened
 from pmaprl.cli.files import read_config
-from pmaprl.cli.run_flags import ONE_TIME
+from pmaprl.cli.run_flags import ONE_TIME, PARAMS
 from pmaprl.runs.metrics import Log, read_log
 from pmaprl.runs.results import checksum_of
 
@@ -26,6 +27,7 @@ class LoggedRun(NamedTuple):
     checksum: str | None = None  # checksum of the final state; None while the run goes on
     copies: tuple[Path, ...] = ()  # equal runs, which are not counted
     codes: tuple[str, ...] = ()  # checksums of all versions of the algorithm's file that it used
+    changed: tuple[str, ...] = ()  # flags that a resume changed; their values tell all in turn
 
     @property
     def meaning(self) -> dict[str, str]:
@@ -37,10 +39,18 @@ class LoggedRun(NamedTuple):
         }
 
 
-def read_parts(path: Path, metrics: Iterable[str]) -> Iterator[LoggedRun]:
-    """Read a run, split into members with equal flags.
+EVOLVED = "evolved"  # value of a flag that PBT changes
+
+
+def read_parts(path: Path, metrics: Iterable[str], each_seed: bool = False) -> Iterator[LoggedRun]:
+    """Read a run, split into members with equal flags, or into all seeds and members.
 
     A population with PBT is one part, because its members change their values.
+
+    Args:
+        path: The run.
+        metrics: Names of the metrics to read.
+        each_seed: True to make a part of each seed and member.
     """
     config = read_config(path)
     log = read_log(path, metrics)
@@ -51,15 +61,21 @@ def read_parts(path: Path, metrics: Iterable[str]) -> Iterator[LoggedRun]:
     if recipe not in algorithm:
         algorithm += f" ({recipe})"
     algorithm = shortened(printable(algorithm))
+    earlier = config.get("earlier_flags", {})
+    flags = flags | {name: _in_turn(earlier[name], flags[name]) for name in earlier}
     flags = flags | {"env": shortened(printable(flags["env"]))}
-    members = config.get("members") or _members_by_seed(flags)
+    for name in PARAMS:
+        if name in flags:
+            flags[name] = _canonical(flags[name])
+    members = config.get("members") or _members_by_seed(config["args"])
     alike = {}
     for index, member in enumerate(members):
         values = {name: value for name, value in member.items() if name != "seed"}
-        if flags.get("pbt"):
-            values = {}
-        alike.setdefault(json.dumps(values), []).append(index)
-    for values, indices in alike.items():
+        if config["args"].get("pbt"):
+            values = dict.fromkeys(values, EVOLVED)
+        text = json.dumps(values)
+        alike.setdefault((text, index if each_seed else 0), []).append(index)
+    for (values, _), indices in alike.items():
         seeds = [members[index]["seed"] for index in indices]
         try:
             part = log.of(indices, len(members))
@@ -73,7 +89,29 @@ def read_parts(path: Path, metrics: Iterable[str]) -> Iterator[LoggedRun]:
             log=part,
             checksum=checksum,
             codes=_codes(config),
+            changed=tuple(name for name in earlier if name not in json.loads(values)),
         )
+
+
+def flag_text(value: Any) -> str:
+    """A flag's value as it is written on the command line."""
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return shortened(printable(text))
+
+
+def _in_turn(segments: list[list[Any]], newest: Any) -> str:
+    """The values of a flag that a resume changed, as `0.001 until step 1,000, then 0.0001`."""
+    parts = [f"{flag_text(value)} until step {end:,}" for value, end in segments]
+    return ", then ".join([*parts, flag_text(newest)])
+
+
+def _canonical(env_params: str) -> str:
+    """The same parameters of an environment as the same text, however they were typed."""
+    try:
+        params = read_params(env_params)
+    except UsageError:  # such as one for each part of a run
+        return env_params
+    return json.dumps(params, sort_keys=True) if params else ""
 
 
 def _members_by_seed(flags: dict[str, Any]) -> list[dict[str, Any]]:

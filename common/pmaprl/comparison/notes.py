@@ -1,93 +1,159 @@
-"""Notes on flags in which compared runs differ."""
+"""Notes on what a reader has to know of the lines of a comparison."""
 
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from pmaprl.comparison.groups import Group, flag_text
+from pmaprl.cli.env_flags import PREFIX, unswept_text
+from pmaprl.comparison.groups import Group, is_of_task, sort_key
+from pmaprl.comparison.logged_runs import LoggedRun, flag_text
 
 
-def mixed_flags_notes(groups: Iterable[Group]) -> list[str]:
-    """Notes on groups whose runs differ in more than their seeds."""
+def with_notes(groups: Iterable[Group]) -> list[Group]:
+    """Add to each group the notes on what its runs differ in, and on how they were trained."""
+    return [group._replace(notes=tuple(_notes(group.runs))) for group in groups]
+
+
+def listed_notes(groups: Iterable[Group]) -> list[str]:
+    """The notes of groups, each once, with the lines that it is on, and those on environments."""
+    groups = list(groups)
     places = defaultdict(list)
     for group in groups:
-        text = _mixed_flags_note(group)
-        if text:
-            places[text].append(f"{group.label} in {group.env}")
-    return [f"{_listed(names, '; ')}: {text}" for text, names in places.items()]
+        for note in group.notes:
+            places[note].append(f"{group.label} in {group.env}")
+    notes = [f"{_listed(names, '; ')}: {text}" for text, names in places.items()]
+    return [*notes, *(f"{env}: {text}" for env, text in side_by_side(groups).items())]
 
 
-def _mixed_flags_note(group: Group) -> str:
-    """The note on one group; empty if its runs differ in their seeds only."""
-    differing = sorted(_differing([run.meaning for run in group.runs]))
+def _notes(runs: list[LoggedRun]) -> list[str]:
+    notes = []
+    meanings = [run.meaning for run in runs]
+    differing = sorted(_differing([{x: (text,) for x, text in run.items()} for run in meanings]))
     if differing:
-        names = ", ".join(differing)
-        return f"runs with different {names} are put together, --by {differing[0]} tells them apart"
-    counts = Counter(seed for run in group.runs for seed in run.seeds)
+        texts = []
+        for name in differing:
+            values = sorted({flags[name] for flags in meanings}, key=_json_key)
+            texts.append(f"{name} ({_text(values, ' or ')})")
+        notes.append(
+            f"runs with different {_listed(texts)} are put together, --by {differing[0]} tells "
+            "them apart"
+        )
+    counts = Counter(seed for run in runs for seed in run.seeds)
     repeated = sorted(seed for seed, count in counts.items() if count > 1)
     if repeated:
         seeds = _listed([str(seed) for seed in repeated])
-        return f"seeds {seeds} count more than once, so intervals are too narrow"
-    return ""
+        some = f"seed {seeds} counts" if len(repeated) == 1 else f"seeds {seeds} count"
+        notes.append(f"{some} more than once, so intervals are too narrow")
+    return [*notes, *_changed_flags(runs), *_tasks_of_members(runs)]
 
 
-def side_by_side(groups: Iterable[Group]) -> list[str]:
-    """One note for each environment whose groups differ in flags other than those of --by."""
+def _changed_flags(runs: list[LoggedRun]) -> list[str]:
+    """The note on flags that a resume changed."""
+    changed = [run for run in runs if any(name in run.meaning for name in run.changed)]
+    texts = {}
+    for run in changed:
+        for name in run.changed:
+            if name in run.meaning:
+                texts[f"{name} was {run.flags[name]}"] = True
+    if not changed:
+        return []
+    some = f" of {len(changed)} of {len(runs)} runs" if len(runs) > 1 else ""
+    return [f"flags changed at a resume{some}: {_listed(list(texts), '; ')}"]
+
+
+def _tasks_of_members(runs: list[LoggedRun]) -> list[str]:
+    """The note on members that are evaluated in another environment than they train in."""
+    swept = {}
+    for run in runs:
+        names = [name for name in run.flags if name.startswith(PREFIX)]
+        if names:
+            swept[unswept_text(names, str(run.flags.get("env_params", "")))] = True
+    return [f"greedy returns are {text}" for text in swept]
+
+
+def side_by_side(groups: Iterable[Group]) -> dict[str, str]:
+    """Notes, by environment, on flags other than those of --by in which its groups differ."""
     by_env = defaultdict(list)
     for group in groups:
         by_env[group.env].append(group)
-    notes = [_side_by_side(env, several) for env, several in by_env.items()]
-    return [note for note in notes if note]
+    notes = {env: _side_by_side(several) for env, several in by_env.items()}
+    return {env: note for env, note in notes.items() if note}
 
 
-def _side_by_side(env: str, groups: list[Group]) -> str:
+EVALUATED = {"env_params", "eval_env_params"}  # flags of the task that evaluations have too
+Values = dict[str, tuple[str, ...]]  # all values of each flag in the runs of a group, as JSON
+
+
+def _side_by_side(groups: list[Group]) -> str:
     """The note on one environment; empty if its groups do not differ."""
-    meanings = [group.runs[0].meaning for group in groups]
+    values_of = [_values(group) for group in groups]
     by = set().union(*(group.variant for group in groups))
     texts = []
-    for name in sorted(_differing(meanings) - by):
+    for name in sorted(_differing(values_of) - by):
         groups_with = defaultdict(list)
-        for group, flags in zip(groups, meanings, strict=True):
-            value = flag_text(json.loads(flags[name]))
-            groups_with[value].append(group)
-        values = [f"{value} ({_group_names(some, groups)})" for value, some in groups_with.items()]
-        texts.append(f"{name} {' or '.join(values)}")
-    texts += _flags_of_some(groups, meanings, by)
-    if not texts:
-        return ""
-    return f"{env}: side by side are different flags: {'; '.join(texts)}"
+        for group, values in zip(groups, values_of, strict=True):
+            groups_with[_text(values[name])].append(group)
+        parts = [f"{value} ({_group_names(some, groups)})" for value, some in groups_with.items()]
+        texts.append(f"{name} {' or '.join(parts)}")
+    texts += _flags_of_some(groups, values_of, by)
+    notes = [f"these lines differ in {'; '.join(texts)}"] if texts else []
+    tasks = [name for name in _differing([group.variant for group in groups]) if is_of_task(name)]
+    if tasks:
+        are_evaluated_alike = not EVALUATED & set(tasks)
+        kind = "training returns" if are_evaluated_alike else "returns"
+        notes.append(f"{kind} of different {', '.join(sorted(tasks))} are no common measure")
+    return "; ".join(notes)
+
+
+def _values(group: Group) -> Values:
+    """The values of all flags that decide what a group's runs learn."""
+    values = defaultdict(dict)
+    for run in group.runs:
+        for name, value in run.meaning.items():
+            values[name][value] = True
+    return {name: tuple(sorted(found, key=_json_key)) for name, found in values.items()}
+
+
+def _json_key(value: str) -> tuple:
+    return sort_key(json.loads(value))
+
+
+def _text(values: Iterable[str], between: str = " and ") -> str:
+    """The values of a flag in one line, such as `0.1 and 1.0`."""
+    texts = [flag_text(json.loads(value)) for value in values]
+    return _listed([f"'{text}'" if " " in text else text for text in texts], between)
 
 
 # A fork has few flags that the original lacks; of different algorithms, dozens would be named
 MOST_FLAGS_OF_SOME = 3
 
 
-def _flags_of_some(groups: list[Group], meanings: list[dict[str, str]], by: set[str]) -> list[str]:
+def _flags_of_some(groups: list[Group], values_of: list[Values], by: set[str]) -> list[str]:
     """Flags that only some algorithms have, such as `bonus 0.2 (my_ppo only)`.
 
     None are named where algorithms differ in many flags.
     """
-    in_some = set().union(*meanings)
-    in_all = set.intersection(*map(set, meanings))
+    in_some = set().union(*values_of)
+    in_all = set.intersection(*map(set, values_of))
     names = sorted(in_some - in_all - by)
     if len(names) > MOST_FLAGS_OF_SOME:
         return []
     texts = []
     for name in names:
         groups_with = []
-        values = {}
-        for group, flags in zip(groups, meanings, strict=True):
-            if name in flags:
+        found = {}
+        for group, values in zip(groups, values_of, strict=True):
+            if name in values:
                 groups_with.append(group)
-                values[flag_text(json.loads(flags[name]))] = True
-        texts.append(f"{name} {' or '.join(values)} ({_group_names(groups_with, groups)} only)")
+                found[_text(values[name])] = True
+        texts.append(f"{name} {' or '.join(found)} ({_group_names(groups_with, groups)} only)")
     return texts
 
 
-def _differing(flags: Sequence[dict[str, str]]) -> set[str]:
-    """Names of the flags that all runs have and that have more than one value."""
+def _differing(flags: Sequence[dict]) -> set[str]:
+    """Names of the flags that all have and that have more than one value."""
     names = set.intersection(*map(set, flags))
-    return {name for name in names if len({values[name] for values in flags}) > 1}
+    return {name for name in names if any(values[name] != flags[0][name] for values in flags)}
 
 
 def _group_names(some: list[Group], groups: list[Group]) -> str:

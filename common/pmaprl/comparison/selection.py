@@ -14,7 +14,7 @@ from pmaprl.cli.errors import UsageError, printable
 from pmaprl.cli.files import is_run
 from pmaprl.comparison.groups import Group, group
 from pmaprl.comparison.logged_runs import once_each, read_parts
-from pmaprl.comparison.notes import mixed_flags_notes, side_by_side
+from pmaprl.comparison.notes import with_notes
 from pmaprl.runs.estimates import Kind
 from pmaprl.runs.results import has_damaged_result
 
@@ -28,7 +28,7 @@ class Selection:
     runs: Annotated[tyro.conf.Positional[tuple[str, ...]], RUNS] = ()
     """Run directories, such as runs/*."""
     by: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FLAG"), tyro.conf.UseAppendAction] = ()
-    """Split the runs of an algorithm by this flag too; several with commas or repeated."""
+    """Make a line for each value of this flag, such as clip_eps; several: FLAG,FLAG."""
     estimate: Kind = "iqm"
     """Average over seeds: iqm (no lowest and highest quarter; below 4 seeds the mean) or mean."""
 
@@ -40,10 +40,10 @@ class Selection:
 
 
 def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
-    """Read the runs of `selection` in sorted groups.
+    """Read the runs of `selection` in sorted groups, which have their notes.
 
     Runs without metrics, folders that are no run and repetitions of a run are left out, with a note
-    each. Further notes name the flags in which the runs of a group, and the groups, differ.
+    each on stderr.
 
     Args:
         selection: The runs, and the flags that split them.
@@ -61,7 +61,8 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
     if len(not_runs) < len(paths):  # otherwise nothing is left, which is an error below
         say(f"{path}: no run directory, left out" for path in not_runs)
         paths = [path for path in paths if path not in not_runs]
-    runs = [run for path in paths for run in read_parts(path, metrics)]
+    each_seed = "seed" in selection.by
+    runs = [run for path in paths for run in read_parts(path, metrics, each_seed)]
     known = set().union(*(run.flags for run in runs))
     for name in selection.by:
         if name not in known:
@@ -77,9 +78,8 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
     say(f"{path}: no metrics yet, left out" for path in without_metrics)
     say(f"{path}: its result.json is damaged" for path in paths if has_damaged_result(path))
     counted, repeated = once_each(logged)
-    groups = group(counted, selection.by)
-    say([*repeated, *mixed_flags_notes(groups), *side_by_side(groups)])
-    return groups
+    say(repeated)
+    return with_notes(group(counted, selection.by))
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

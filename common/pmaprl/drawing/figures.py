@@ -1,11 +1,14 @@
 """Figures by matplotlib: learning curves with bands, `curve.png` and `population.png` of a run."""
 
 import math
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pmaprl.cli.env_flags import PREFIX, unswept_text
 from pmaprl.cli.errors import printable
 from pmaprl.cli.files import replacing
 from pmaprl.comparison.curves import align, final_returns
@@ -85,7 +88,9 @@ def draw_curve(run_dir: Path, title: str) -> Path:
     return _save(figure, run_dir / "curve.png")
 
 
-def draw_population(run_dir: Path, title: str, values: dict[str, list[float]]) -> Path:
+def draw_population(
+    run_dir: Path, title: str, values: dict[str, list[float]], env_params: str = ""
+) -> Path:
     """Draw the learning curves of all members, and one panel for each flag that differs.
 
     The panel of a flag shows the last return against its value. Where members evolve it shows the
@@ -95,6 +100,7 @@ def draw_population(run_dir: Path, title: str, values: dict[str, list[float]]) -
         run_dir: The run.
         title: The title of the figure.
         values: The first values [S] of the members, by flag.
+        env_params: The parameters of the environment in which all are evaluated.
 
     Returns:
         The picture's path.
@@ -115,7 +121,9 @@ def draw_population(run_dir: Path, title: str, values: dict[str, list[float]]) -
         else:
             panel = _values_of_members(name, np.array(first_values), returns, best)
         panels.append(panel)
-    figure = draw(panels, "env_steps", AXES[TRAINING], plain_text(title))
+    swept = [name for name in values if name.startswith(PREFIX)]
+    notes = [f"greedy returns are {unswept_text(swept, env_params)}"] if swept else []
+    figure = draw(panels, "env_steps", AXES[TRAINING], plain_text(title), notes)
     return _save(figure, run_dir / "population.png")
 
 
@@ -156,7 +164,7 @@ def _curves_of_members(log: Log, best: int | None) -> Panel:
             seeds=values,
         )
         winner = Line(
-            label=f"member {best}, the best in the end",
+            label=f"member {best}, the best in the last evaluation",
             x=steps,
             y=values[best],
             style=1,
@@ -294,7 +302,7 @@ def draw(
     x: str,
     ylabel: str,
     title: str = "",
-    note: str = "",
+    notes: Sequence[str] = (),
     limits: Limits = EVERYTHING,
 ) -> Any:
     """Draw a matplotlib Figure with one axes for each panel.
@@ -304,7 +312,7 @@ def draw(
         x: a key of `AXES`, or the label of the horizontal axis.
         ylabel: the label of the vertical axis.
         title: the title of the figure.
-        note: a text at the foot, before the explanation of shaded areas.
+        notes: sentences at the foot, before the explanation of shaded areas.
         limits: ends and scale of all axes.
     """
     from matplotlib.figure import Figure
@@ -329,26 +337,102 @@ def draw(
         else:
             _add_legend(axes, panel.title)
         if panel.ylabel or index % across == 0:
-            text = plain_text(panel.ylabel or ylabel)
-            if len(panels) == 1:
-                axes.set_ylabel(text, fontsize=10)
-            else:
-                axes.set_ylabel(text.replace(" (", "\n("), fontsize=9)
+            size = 10 if len(panels) == 1 else 9
+            axes.set_ylabel(plain_text(panel.ylabel or ylabel), fontsize=size)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     if shared:
         _add_shared_legend(figure, title)
     elif title:
         figure.suptitle(title)
-    notes = [note] if note else []
+    notes = list(notes)
     banded = [line for panel in panels for line in panel.lines if line.band]
     if banded:
         notes.append(_spread_note(banded))
         if x == "wall":
             notes.append("runs that have ended keep their last value")
-    if notes:
-        figure.supxlabel("; ".join(notes), x=0.99, ha="right", fontsize=8, color="0.4")
+    _add_foot(figure, notes)
+    fit_labels(figure)
     return figure
+
+
+FOOT_CHARACTERS = 80  # of a short text at the foot, in one line
+FOOT_LINE = 0.14  # inches
+SMALLEST_FONT = 5
+
+
+def _add_foot(figure: Any, notes: Sequence[str]) -> None:
+    """Add sentences at the foot of a figure, on lines of their own if they are long together."""
+    text = "; ".join(map(plain_text, notes))
+    look = {"x": 0.99, "ha": "right"}
+    if len(text) > FOOT_CHARACTERS:
+        text = "\n".join(map(plain_text, notes))
+        look = {"x": 0.01, "ha": "left"}
+    if text:
+        figure.supxlabel(text, fontsize=8, color="0.4", **look)
+
+
+def fit_labels(figure: Any) -> None:
+    """Wrap the labels, titles and notes of a figure that are longer than there is room for.
+
+    A label is not to be longer than its axes, and a title or a note not longer than the figure,
+    which becomes higher by the lines at its foot.
+    """
+    figure.draw_without_rendering()
+    foot = figure._supxlabel
+    if foot:
+        _fit(foot, foot.get_text(), 0.98 * figure.bbox.width)
+        more = FOOT_LINE * foot.get_text().count("\n")
+        figure.set_figheight(figure.get_figheight() + more)
+    labels = [text for axes in figure.axes for text in (axes.xaxis.label, axes.yaxis.label)]
+    whole = {text: text.get_text() for text in labels}
+    for _ in range(3):  # a label of more lines leaves the axes less room
+        figure.draw_without_rendering()
+        if figure._suptitle:
+            title = figure._suptitle
+            _fit(title, title.get_text(), 0.98 * figure.bbox.width)
+        for axes in figure.axes:
+            box = axes.get_window_extent()
+            _fit(axes.xaxis.label, whole[axes.xaxis.label], box.width)
+            _fit(axes.yaxis.label, whole[axes.yaxis.label], box.height, is_upright=True)
+            title = axes._left_title
+            _fit(title, title.get_text(), figure.bbox.width / _columns_of(axes))
+
+
+def _columns_of(axes: Any) -> int:
+    """Columns of the grid of axes that these belong to."""
+    spec = axes.get_subplotspec()
+    return spec.get_gridspec().ncols if spec else 1
+
+
+def _fit(text: Any, words: str, room: float, is_upright: bool = False) -> None:
+    """Wrap a text, or set it in smaller letters where its words are too long for that.
+
+    Args:
+        text: matplotlib's Text, which has been drawn.
+        words: what it says, before it was wrapped.
+        room: the pixels that it may be long.
+        is_upright: True if it is written upwards.
+    """
+    box = text.get_window_extent()
+    length = box.height if is_upright else box.width
+    if not words or length <= room:
+        return
+    longest = max(map(len, text.get_text().split("\n")))
+    wrapped = wrap(words, int(longest * room / length))
+    text.set_text(wrapped)
+    if max(map(len, wrapped.split("\n"))) >= longest:  # one long word
+        text.set_fontsize(max(text.get_fontsize() * room / length, SMALLEST_FONT))
+
+
+def wrap(words: str, most: int, break_words: bool = False) -> str:
+    """Wrap each line of a text at so many characters."""
+    lines = []
+    for line in words.split("\n"):
+        lines += textwrap.wrap(
+            line, max(most, 1), break_long_words=break_words, break_on_hyphens=False
+        )
+    return "\n".join(lines)
 
 
 def _labels(panel: Panel) -> list[str]:
@@ -405,6 +489,7 @@ def _draw_panel(axes: Any, panel: Panel, x: str, limits: Limits) -> None:
 FEW_ENTRIES = 8  # entries of a legend above the axes; longer ones stand beside them
 LEGEND_ROWS = 18  # rows of a legend beside the axes, which must not be higher than these
 CHARACTERS_PER_INCH = 12  # width of a legend's text
+CHARACTERS_BESIDE = 40  # width of a legend beside the axes
 
 
 def _add_legend(axes: Any, title: str) -> None:
@@ -418,10 +503,12 @@ def _add_legend(axes: Any, title: str) -> None:
         "frameon": False,
     }
     if len(labels) > FEW_ENTRIES:
+        labels = [wrap(label, CHARACTERS_BESIDE, break_words=True) for label in labels]
         columns = math.ceil(len(labels) / LEGEND_ROWS)
         place = {"loc": "upper left", "bbox_to_anchor": (1, 1), "ncols": columns, "fontsize": 7}
     else:
         width = axes.figure.get_figwidth() / axes.get_gridspec().ncols
+        labels = _wrapped_labels(labels, width)
         columns = _legend_columns(labels, width)
         place = {
             "loc": "lower left",
@@ -440,15 +527,22 @@ def _add_shared_legend(figure: Any, title: str) -> None:
         handles, labels = axes.get_legend_handles_labels()
         for handle, label in zip(handles, labels, strict=True):
             entries.setdefault(label, handle)
+    labels = _wrapped_labels(list(entries), figure.get_figwidth())
     look = {
-        "ncols": _legend_columns(list(entries), figure.get_figwidth()),
+        "ncols": _legend_columns(labels, figure.get_figwidth()),
         "frameon": False,
         "fontsize": 9,
         "alignment": "left",
     }
     if title:
         look |= {"title": title, "title_fontproperties": {"weight": "bold"}}
-    figure.legend(entries.values(), entries.keys(), loc="outside upper left", **look)
+    figure.legend(entries.values(), labels, loc="outside upper left", **look)
+
+
+def _wrapped_labels(labels: list[str], width: float) -> list[str]:
+    """Labels that fit beside their handles on a `width` in inches."""
+    most = int(CHARACTERS_PER_INCH * width) - 10
+    return [wrap(label, most, break_words=True) for label in labels]
 
 
 def _legend_columns(labels: list[str], width: float) -> int:
@@ -468,7 +562,12 @@ class Grid(NamedTuple):
 
 
 def draw_grids(
-    grids: list[Grid], x: str, y: str, values: str, title: str = "", note: str = ""
+    grids: list[Grid],
+    x: str,
+    y: str,
+    values: str,
+    title: str = "",
+    notes: Sequence[str] = (),
 ) -> Any:
     """Draw a matplotlib Figure with a heat map for each grid.
 
@@ -478,7 +577,7 @@ def draw_grids(
         y: the factor along the vertical axes.
         values: the label of the numbers.
         title: the title of the figure.
-        note: a text at the foot.
+        notes: sentences at the foot.
     """
     from matplotlib.figure import Figure
 
@@ -491,8 +590,7 @@ def draw_grids(
     for axes, grid in zip(places, grids, strict=False):
         image = axes.imshow(grid.values, origin="lower", aspect="auto", cmap=SEQUENTIAL)
         figure.colorbar(image, ax=axes).set_label(plain_text(values), size=8)
-        axes.set_xticks(range(len(grid.columns)), map(plain_text, grid.columns))
-        axes.set_yticks(range(len(grid.rows)), map(plain_text, grid.rows))
+        _set_ticks(axes, grid)
         axes.set_xlabel(plain_text(x))
         axes.set_ylabel(plain_text(y))
         axes.set_title(plain_text(grid.title), loc="left", fontsize=10, weight="bold")
@@ -512,9 +610,21 @@ def draw_grids(
         axes.set_axis_off()
     if title:
         figure.suptitle(title)
-    if note:
-        figure.supxlabel(note, x=0.99, ha="right", fontsize=8, color="0.4")
+    _add_foot(figure, notes)
+    fit_labels(figure)
     return figure
+
+
+COLUMN_CHARACTERS = 12  # width of the label of a heat map's column
+ROW_CHARACTERS = 20
+
+
+def _set_ticks(axes: Any, grid: Grid) -> None:
+    """Label rows and columns of a heat map with the values of its factors."""
+    columns = [wrap(plain_text(x), COLUMN_CHARACTERS, break_words=True) for x in grid.columns]
+    rows = [wrap(plain_text(x), ROW_CHARACTERS, break_words=True) for x in grid.rows]
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
 
 
 def shade(place: float) -> tuple[float, ...]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -223,6 +224,42 @@ def _earlier_scripts(stored: dict[str, Any], digest: str) -> list[str]:
     digests = list(earlier) if isinstance(earlier, list) else []
     digests.append(stored.get("script_sha256"))
     return sorted({str(known) for known in digests if known} - {digest})
+
+
+def earlier_flags(
+    stored: dict[str, Any], flags_now: dict[str, Any], step: int
+) -> dict[str, list[list[Any]]]:
+    """Find the values that flags had before a resume, so that nobody takes today's for all.
+
+    Args:
+        stored: content of `config.json` before the resume.
+        flags_now: the flags of the resumed run.
+        step: environment steps at which it goes on, which may be before an earlier resume.
+
+    Returns:
+        By name, values and the steps at which each ended, in turn. Flags of one invocation and
+        flags that never changed are left out.
+    """
+    now = json.loads(json.dumps(flags_now))  # tuples are lists in `stored`
+    known = stored.get("earlier_flags", {})
+    found = {}
+    for name, value in stored["args"].items():
+        if name not in now or name in ONE_TIME:
+            continue
+        segments = []
+        begin = 0
+        for past, end in [*known.get(name, []), [value, step]]:
+            end = min(end, step)
+            if segments and segments[-1][0] == past:
+                segments[-1][1] = end
+            elif end > begin:  # otherwise nothing that is left was trained with it
+                segments.append([past, end])
+            begin = end
+        if segments and segments[-1][0] == now[name]:
+            segments.pop()
+        if segments:
+            found[name] = segments
+    return found
 
 
 def check_files(run_dir: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pmaprl.cli.env_flags import as_flags, is_custom
+from pmaprl.cli.env_flags import PREFIX, flags_alone, is_custom, unswept_text
 from pmaprl.cli.errors import printable
 from pmaprl.cli.files import defaults_of
 from pmaprl.cli.run_flags import ONE_TIME, as_command_line
@@ -17,7 +17,7 @@ from pmaprl.runs import estimates
 from pmaprl.runs.checkpoints import overall
 from pmaprl.runs.console import brief, brief_returns
 from pmaprl.runs.intervals import describe_intervals
-from pmaprl.runs.metrics import jsonable, read_log
+from pmaprl.runs.metrics import EVALUATION, jsonable, read_log
 from pmaprl.runs.results import EvaluationResult, ranked, training_returns
 
 SHOWN_MEMBERS = 5  # best members that the footer lists
@@ -101,12 +101,14 @@ def footer(run: Any, record: dict[str, Any], more: list[str]) -> str:
         lines = _members(run, newest, when)
     elif newest.returns:
         lines = _seeds(run, newest, when)
-    best_step, best_returns = run.saver.checkpoints.best()
-    best = overall(best_returns, args.is_population)
-    newest_return = overall(newest.returns, args.is_population)
-    if newest.returns and best_step < newest.step and best > newest_return:
-        play = f"python -m pmaprl.play {shlex.quote(str(run.dir))} --step {best_step}"
-        lines.append(f"better   return {brief(best)} at step {best_step:,}: {play}")
+    best = _best_evaluation(run, newest)
+    if is_clearly_better(best, newest, args.eval_episodes, args.is_population):
+        earned = brief(overall(best.returns, args.is_population))
+        play = f"python -m pmaprl.play {shlex.quote(str(run.dir))} --step {best.step}"
+        lines.append(
+            f"better   return {earned} at step {best.step:,} (optimistic: picked by this "
+            f"evaluation): {play}"
+        )
     lines.append(f"saved    {record['checkpoint'] or 'nothing yet'}")
     lines += filter(None, more)
     command = _resume_command(run)
@@ -121,6 +123,52 @@ def footer(run: Any, record: dict[str, Any], more: list[str]) -> str:
         lines.append(end)
         lines.append(f"longer   {command} --total-timesteps {2 * run.total}")
     return "\n".join(lines)
+
+
+RETURN_STD = "eval/return_std"
+MARGIN = 3.0  # standard errors: the best of a hundred equal states is rarely above that
+
+
+def _best_evaluation(run: Any, newest: EvaluationResult) -> EvaluationResult:
+    """The best evaluation that is stored with a checkpoint, with its deviations over episodes."""
+    step, returns = run.saver.checkpoints.best()
+    deviations = newest.evaluation.get(RETURN_STD, [])
+    series = read_log(run.dir, [RETURN_STD]).series.get(RETURN_STD)
+    if series is not None and step in series.steps:
+        row = np.flatnonzero(series.steps == step)[-1]
+        deviations = series.values[row].tolist()
+    return EvaluationResult(step, {EVALUATION: returns, RETURN_STD: deviations})
+
+
+def is_clearly_better(
+    best: EvaluationResult, newest: EvaluationResult, episodes: int, is_population: bool
+) -> bool:
+    """True if an earlier evaluation is above the newest one by more than chance explains.
+
+    Args:
+        best: the earlier evaluation.
+        newest: the newest one.
+        episodes: episodes of each agent in an evaluation.
+        is_population: the best member counts, not the mean of seeds.
+    """
+    if not newest.returns or not best.returns or best.step >= newest.step:
+        return False
+    gain = overall(best.returns, is_population) - overall(newest.returns, is_population)
+    variances = [_variance(found, episodes, is_population) for found in (best, newest)]
+    return gain > MARGIN * math.sqrt(sum(variances))
+
+
+def _variance(found: EvaluationResult, episodes: int, is_population: bool) -> float:
+    """The squared standard error, over episodes, of the return that counts; 0 if it is unknown."""
+    returns = np.array(found.returns)
+    deviations = np.array(found.evaluation.get(RETURN_STD, []))
+    if len(deviations) != len(returns):
+        return 0.0
+    of_agents = deviations**2 / episodes
+    if is_population:
+        ranks = np.where(np.isfinite(returns), returns, -np.inf)
+        return float(np.nan_to_num(of_agents[ranks.argmax()]))
+    return float(np.nansum(of_agents) / len(returns) ** 2)
 
 
 LISTED_SEEDS = 5  # most seeds that have a line each
@@ -189,6 +237,9 @@ def _members(run: Any, newest: EvaluationResult, when: str) -> list[str]:
         f"episodes{when}",
         f"ranked   the {len(shown)} best (optimistic: picked by this evaluation), and {kind}:",
     ]
+    swept = [name for name in args.members.member_values if name.startswith(PREFIX)]
+    if swept:
+        lines.insert(1, f"         {unswept_text(swept, args.env_params)}")
     evolving = [f"hyper/{name}" for name in args.members.member_values] if evolves else []
     series = read_log(run.dir, evolving).series
     flags = args.flags_of_members()
@@ -196,7 +247,7 @@ def _members(run: Any, newest: EvaluationResult, when: str) -> list[str]:
         now = {}
         for name, history in series.items():
             now[name.removeprefix("hyper/")] = float(history.values[-1, member])
-        command = as_command_line(as_flags(flags[member] | now, args.env_params))
+        command = as_command_line(flags_alone(flags[member] | now))
         mean = brief(means[member])
         std = brief(newest.evaluation["eval/return_std"][member])
         won = _won(newest.evaluation, member)

@@ -12,7 +12,7 @@ import numpy as np
 
 from pmaprl.cli.errors import UsageError
 from pmaprl.cli.stored import read_json
-from pmaprl.runs.metrics import RECENT, Series, is_number, read_log
+from pmaprl.runs.metrics import TRAINING, Series, is_number, read_log
 
 RESULT = "result.json"
 
@@ -130,7 +130,7 @@ def ranked(returns: list[float], training: Series | None = None) -> list[int]:
 
     Args:
         returns: one per member.
-        training: `episode/return_last100` of the members so far.
+        training: training returns of the members so far, as curves show them.
 
     Returns:
         Indices of the members.
@@ -144,7 +144,7 @@ def ranked(returns: list[float], training: Series | None = None) -> list[int]:
         finite = values[np.isfinite(values)]
         threshold = finite.min() + 0.9 * np.ptp(finite) if len(finite) else math.inf
         is_near = values >= threshold
-        newest = values[-1]
+        newest = [_last_finite(curve) for curve in values.T]
         first_steps = training.steps[is_near.argmax(axis=0)]
         reached = np.where(is_near.any(axis=0), first_steps, math.inf)
 
@@ -154,15 +154,24 @@ def ranked(returns: list[float], training: Series | None = None) -> list[int]:
     return sorted(range(count), key=order)
 
 
+def _last_finite(curve: np.ndarray) -> float:
+    """The last number of a curve: no episode may have ended since; -inf if it has none."""
+    finite = curve[np.isfinite(curve)]
+    return float(finite[-1]) if len(finite) else -math.inf
+
+
 def training_returns(run_dir: Path | None, step: float = math.inf) -> Series | None:
-    """Read `episode/return_last100` up to a step, by which equal members are ranked.
+    """Read the training returns up to a step, by which equal members are ranked.
+
+    They are the means of each interval. That of the last 100 episodes lags where episodes are
+    long, and then prefers a member that has got worse.
 
     Returns:
         The series; None if there is none.
     """
     if run_dir is None:
         return None
-    series = read_log(run_dir, [RECENT]).series.get(RECENT)
+    series = read_log(run_dir, [TRAINING]).series.get(TRAINING)
     if series is None:
         return None
     is_before = series.steps <= step

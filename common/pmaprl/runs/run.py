@@ -21,14 +21,14 @@ import numpy as np
 
 from pmaprl.cli.checks import LARGEST
 from pmaprl.cli.errors import TrainingError
-from pmaprl.cli.files import finished_text, write_json
+from pmaprl.cli.files import finished_text, read_config, write_json
 from pmaprl.device.evaluation import SEED
 from pmaprl.device.outcome import Outcome
 from pmaprl.device.programs import Programs, compile_together
 from pmaprl.device.state import copied, host_like, place_on_devices, to_host
 from pmaprl.machine import multihost
 from pmaprl.runs import reports, results
-from pmaprl.runs.directory import check_shared, claim_directory
+from pmaprl.runs.directory import check_shared, claim_directory, earlier_flags
 from pmaprl.runs.evaluator import Evaluations, HostEvaluator
 from pmaprl.runs.intervals import next_boundary
 from pmaprl.runs.lock import is_ours
@@ -133,6 +133,9 @@ class Run:
         self.steps = start.step
         # A run that trains no more keeps its stored flags
         if self.dir and self.steps < self.total:
+            if self.args.resume:
+                earlier = earlier_flags(read_config(self.dir), self.config["args"], self.steps)
+                self.config |= {"earlier_flags": earlier} if earlier else {}
             self.console.say(claim_directory(self.dir, self.config, self.args.overwrite))
         self.saver = Saver(self.path, self.args, start)
         self.recorder = Recorder(setup, self.first_step, self.saver.last_good)

@@ -457,18 +457,24 @@ def test_only_what_loads_counts_among_the_newest_and_as_the_best(tmp_path):
     assert aside == {f"{updates * STEPS}.damaged" for updates in (3, 5)}
 
 
-def test_a_directory_that_is_moved_away_ends_the_run(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_directory_that_is_moved_away_ends_the_run(is_copied, tmp_path, monkeypatch, capsys):
+    """A copy in its place, which has the text of the lock too, is not this run's directory."""
     save = Saver.save
 
     def moving(saver, step, state):
         if step == 2 * STEPS:
             saver.checkpoints.wait()
             (tmp_path / "run").rename(tmp_path / "elsewhere")
+            if is_copied:
+                shutil.copytree(tmp_path / "elsewhere", tmp_path / "run")
         save(saver, step, state)
 
     monkeypatch.setattr(Saver, "save", moving)
     words = [*SMALL, "--total-timesteps", 4 * STEPS, "--checkpoint-interval", STEPS, "--quiet"]
     assert in_process(*words, "--run-dir", tmp_path / "run") == 1
     assert "moved" in only_message(capsys.readouterr().err)
-    assert not (tmp_path / "run").exists()
+    assert (tmp_path / "run").exists() == is_copied
     assert checkpoint_steps(tmp_path / "elsewhere") == [STEPS]
+    if is_copied:
+        assert checkpoint_steps(tmp_path / "run") == [STEPS]

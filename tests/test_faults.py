@@ -478,3 +478,26 @@ def test_a_directory_that_is_moved_away_ends_the_run(is_copied, tmp_path, monkey
     assert checkpoint_steps(tmp_path / "elsewhere") == [STEPS]
     if is_copied:
         assert checkpoint_steps(tmp_path / "run") == [STEPS]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_log_that_is_deleted_or_replaced_is_written_anew(
+    is_replaced, tmp_path, monkeypatch, capsys
+):
+    save = Saver.save
+    log = tmp_path / "run" / "metrics.jsonl"
+
+    def losing(saver, step, state):
+        save(saver, step, state)
+        if step in (2 * STEPS, 4 * STEPS):  # the last one after the last row
+            log.unlink()
+            if is_replaced:
+                log.write_text("other rows\n")
+
+    monkeypatch.setattr(Saver, "save", losing)
+    words = [*SMALL, "--total-timesteps", 4 * STEPS, "--checkpoint-interval", STEPS, "--quiet"]
+    assert in_process(*words, "--log-interval", STEPS, "--run-dir", tmp_path / "run") == 0
+    assert str(log) in capsys.readouterr().err
+    steps = [row["env_steps"] for row in read_rows(tmp_path / "run")]
+    assert sorted(set(steps)) == [STEPS, 2 * STEPS, 3 * STEPS, 4 * STEPS]
+    assert "other" not in log.read_text()

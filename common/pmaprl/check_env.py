@@ -57,7 +57,7 @@ from pmaprl.envs import spaces
 from pmaprl.envs.environment import Env, channels_in_front
 from pmaprl.envs.foreign_code import place_in_code, readable_errors, reason
 from pmaprl.envs.masks import check_parts, is_mask, legal_actions, nothing_legal
-from pmaprl.envs.ranges import are_bytes_in_bounds, are_choices, fault_in
+from pmaprl.envs.ranges import LARGEST, are_bytes_in_bounds, are_choices, fault_in
 from pmaprl.envs.registry import make, make_host
 from pmaprl.envs.spaces import Box, EnvSpec
 from pmaprl.machine.devices import check_settings, start_jax
@@ -278,9 +278,11 @@ def _numbers(spec: EnvSpec, played: Played) -> Iterator[Finding]:
         for values, when in ((first, "at a reset"), (x, "after a step")):
             with np.errstate(over="ignore"):
                 numbers = np.asarray(values).astype(np.float32)  # as networks take them
-            if not np.isfinite(numbers).all():
+            if not (np.abs(numbers) <= LARGEST).all():
                 bad = True
-                yield Finding("wrong", f"{what} are not finite {when}, or too large for float32")
+                yield Finding(
+                    "wrong", f"{what} are not finite {when}, or larger than {LARGEST:.2g}"
+                )
         if not isinstance(leaf, Box) or is_mask(name):
             continue
         low = np.min(x, axis=(0, 1))

@@ -305,24 +305,27 @@ def _check_bounds(space: Any, what: str) -> None:
             )
 
 
-def as_seen(name: str, space: Space, obs: Any) -> tuple[Space, Any]:
-    """Correct a space by an observation, because the declared one is sometimes wrong.
+def as_seen(name: str, space: Space, obs: Any, may_differ: bool = True) -> tuple[Space, Any]:
+    """Correct a space by an observation, because those that suites declare are sometimes wrong.
 
     Args:
         name: name of the environment.
         space: the declared space.
         obs: an observation, or its shapes and types.
+        may_differ: whether a Box may have another shape than the observation.
 
     Returns:
         The space with the shapes of the observation, and the observation's types.
 
     Raises:
-        UsageError: the observation does not fit the space at all.
+        UsageError: the observation does not fit the space.
     """
 
     def fitting(leaf: Leaf, x: jax.ShapeDtypeStruct) -> Leaf:
         is_box = isinstance(leaf, Box)
-        if not is_box and (x.shape != leaf.shape or jnp.issubdtype(x.dtype, jnp.floating)):
+        fits_type = is_box or not jnp.issubdtype(x.dtype, jnp.floating)
+        fits_shape = x.shape == leaf.shape or (is_box and may_differ)
+        if not (fits_type and fits_shape):
             raise UsageError(
                 f"environment {name}: it gives observations of type {x.dtype} and shape {x.shape} "
                 f"where its space is {leaf} of shape {leaf.shape}"

@@ -60,6 +60,10 @@ class Undrawn(Drawn):
 class Branching(Walk):
     def next_x(self, state, action):
         return state.x + 1 if action > 0 else state.x
+
+class Misshapen(Drawn):
+    def observation_space(self, params):
+        return spaces.Box(-1, 1, (25,))
 """
 
 
@@ -117,10 +121,47 @@ def test_whole_numbers_and_large_ones_are_told(capsys):
         reset_seconds=1.0,
     )
     found = list(check_env._numbers(spec, played))
-    assert [x.text for x in found if x.kind == "wrong"] == [
-        "observations far are not finite after a step, or too large for float32"
-    ]
+    (wrong,) = (x.text for x in found if x.kind == "wrong")
+    assert "observations far are not finite after a step" in wrong
     assert any("codes leave their bounds: 0 to 7" in x.text for x in found)
+
+
+HOST = """
+import gymnasium
+import numpy as np
+
+class Wide(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 10, (2,), np.int64)
+    action_space = gymnasium.spaces.Discrete(2)
+    large = 2**40
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.array([self.np_random.integers(9), 1]), {}
+
+    def step(self, action):
+        return np.array([self.large, action]), 1.0 * action, bool(action), False, {}
+
+class Fitting(Wide):
+    large = 9
+
+for kind in (Wide, Fitting):
+    gymnasium.register(f"{kind.__name__}-v0", kind)
+"""
+
+
+def test_whole_numbers_that_actors_refuse_are_wrong_on_the_host(tmp_path, monkeypatch, capsys):
+    (tmp_path / "wide_envs.py").write_text(HOST)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "reset-pool" not in kinds("gymnasium:wide_envs:Fitting-v0")["note"]
+    with pytest.raises(TrainingError, match="1 of"):
+        kinds("gymnasium:wide_envs:Wide-v0")
+    assert str(2**40) in capsys.readouterr().out
+
+
+def test_a_space_of_another_shape_than_the_observations_is_refused(broken_envs):
+    with pytest.raises(UsageError, match=r"\(1,\).*\(25,\)"):
+        kinds("broken_envs:Misshapen")
 
 
 def test_a_choice_outside_of_its_space_is_wrong():

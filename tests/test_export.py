@@ -261,6 +261,32 @@ def test_onnx(trained, tmp_path, monkeypatch, name):
         assert len(here["actions"]) == 3
 
 
+def described(arrays: dict[str, Any]) -> list[Any]:
+    """Arrays in a description, without the batch."""
+    return [(name, x["dtype"], x["shape"][1:]) for name, x in arrays.items()]
+
+
+def arrays_in(file: Path, about: dict[str, Any]) -> list[list[Any]]:
+    """Inputs and outputs in an exported policy, in order; StableHLO's have no names."""
+    if file.suffix == ".stablehlo":
+        exported = jax.export.deserialize(bytearray(file.read_bytes()))
+        return [
+            [
+                (name, str(x.dtype), list(x.shape[1:]))
+                for name, x in zip(about[what], avals, strict=True)
+            ]
+            for what, avals in (("inputs", exported.in_avals), ("outputs", exported.out_avals))
+        ]
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(file))
+    dtypes = {"tensor(float)": "float32", "tensor(bool)": "bool", "tensor(int32)": "int32"}
+    return [
+        [(x.name, dtypes[x.type], x.shape[1:]) for x in arrays]
+        for arrays in (session.get_inputs(), session.get_outputs())
+    ]
+
+
 @pytest.mark.parametrize("kind", ["stablehlo", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_an_exported_policy_with_memory_acts_like_the_loaded_one_step_by_step(
     trained, tmp_path, kind
@@ -270,7 +296,10 @@ def test_an_exported_policy_with_memory_acts_like_the_loaded_one_step_by_step(
     if kind == "onnx":
         pytest.importorskip("jax2onnx")
     pmaprl.export.export_policy(policy, out)
-    inputs = json.loads((tmp_path / f"p.{kind}.json").read_text())["inputs"]
+    about = json.loads((tmp_path / f"p.{kind}.json").read_text())
+    inputs = about["inputs"]
+    assert [*inputs][0] == "obs"
+    assert arrays_in(out, about) == [described(inputs), described(about["outputs"])]
     memory = {
         name: np.zeros((2, *x["shape"][1:]), x["dtype"])
         for name, x in inputs.items()

@@ -492,18 +492,47 @@ def test_only_what_loads_counts_among_the_newest_and_as_the_best(tmp_path):
     assert aside == {f"{updates * STEPS}.damaged" for updates in (3, 5)}
 
 
-def test_a_directory_that_is_moved_away_ends_the_run(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_directory_that_is_moved_away_ends_the_run(is_copied, tmp_path, monkeypatch, capsys):
+    """A copy in its place, which has the text of the lock too, is not this run's directory."""
     save = Saver.save
 
     def moving(saver, step, state):
         if step == 2 * STEPS:
             saver.checkpoints.wait()
             (tmp_path / "run").rename(tmp_path / "elsewhere")
+            if is_copied:
+                shutil.copytree(tmp_path / "elsewhere", tmp_path / "run")
         save(saver, step, state)
 
     monkeypatch.setattr(Saver, "save", moving)
     words = [*SMALL, "--total-timesteps", 4 * STEPS, "--checkpoint-interval", STEPS, "--quiet"]
     assert in_process(*words, "--run-dir", tmp_path / "run") == 1
     assert "moved" in only_message(capsys.readouterr().err)
-    assert not (tmp_path / "run").exists()
+    assert (tmp_path / "run").exists() == is_copied
     assert checkpoint_steps(tmp_path / "elsewhere") == [STEPS]
+    if is_copied:
+        assert checkpoint_steps(tmp_path / "run") == [STEPS]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_log_that_is_deleted_or_replaced_is_written_anew(
+    is_replaced, tmp_path, monkeypatch, capsys
+):
+    save = Saver.save
+    log = tmp_path / "run" / "metrics.jsonl"
+
+    def losing(saver, step, state):
+        save(saver, step, state)
+        if step in (2 * STEPS, 4 * STEPS):  # the last one after the last row
+            log.unlink()
+            if is_replaced:
+                log.write_text("other rows\n")
+
+    monkeypatch.setattr(Saver, "save", losing)
+    words = [*SMALL, "--total-timesteps", 4 * STEPS, "--checkpoint-interval", STEPS, "--quiet"]
+    assert in_process(*words, "--log-interval", STEPS, "--run-dir", tmp_path / "run") == 0
+    assert str(log) in capsys.readouterr().err
+    steps = [row["env_steps"] for row in read_rows(tmp_path / "run")]
+    assert sorted(set(steps)) == [STEPS, 2 * STEPS, 3 * STEPS, 4 * STEPS]
+    assert "other" not in log.read_text()

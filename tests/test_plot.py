@@ -326,6 +326,46 @@ def test_the_commands_write_files_and_leave_out_what_cannot_be_shown(
         assert row["return_max"] == "2.0"
 
 
+def test_a_run_without_wall_times_is_left_out_of_a_plot_over_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "timeless", rows([100, 200], [1, 2], wall=[None, None]))
+    # The wall time of a row without the metric is none of its curve
+    apart = [{"env_steps": 100, "time/wall": 1.0}, {"env_steps": 200, TRAINING: 2.0}]
+    make_run(tmp_path / "apart", apart, seed=1)
+    make_run(tmp_path / "timed", rows([100, 200], [1, 2]), seed=2)
+
+    def call(*runs):
+        return exit_code(plot.plot, parse(plot.Args, [*runs, "--x", "wall"]))
+
+    assert call("timeless") == 2
+    assert call("timeless", "apart") == 2
+    assert not Path("curves.png").exists()
+    assert call("timeless", "apart", "timed") == 0
+    notes = capsys.readouterr().err.splitlines()
+    assert {f"note: {name}" for name in ("timeless", "apart")} <= {
+        line.partition(": no time/wall")[0] for line in notes
+    }
+
+
+def test_cells_that_a_spreadsheet_would_compute_are_quoted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = ["-2+3+cmd|' /C calc'!A0", "=1+1", "\t=1+1", "-0.5", "text"]
+    runs = [
+        make_run(tmp_path / f"{index}", rows([100], [-7.0]), seed=index, flag=flag)
+        for index, flag in enumerate(flags)
+    ]
+    make_run(tmp_path / "\r=1", rows([100], [-7.0]), seed=9, flag="of a path")
+    runs.append("\r=1")
+    words = [*runs, "--by", "flag", "--csv", "table.csv"]
+    assert exit_code(compare.run_command, parse(compare.Args, words)) == 0
+    with (tmp_path / "table.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    found = {row["flag"] for row in table}
+    assert {"'" + flags[0], "'" + flags[1], "-0.5", "text"} <= found
+    assert {row["return"] for row in table} == {"-7.0"}
+    assert not [x for row in table for x in row.values() if x.lstrip().startswith("=")]
+
+
 @pytest.mark.parametrize("evolved", [False, True])
 @pytest.mark.filterwarnings("error")
 def test_a_run_and_a_population_have_a_picture_although_nobody_earned_anything(tmp_path, evolved):

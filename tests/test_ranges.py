@@ -11,9 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 import ppo_pmap as ppo
 import ppo_rnn_pmap as ppo_rnn
+import pqn_pmap as pqn
 import pytest
 from gymnax.environments.spaces import Box
-from helpers import AXIS, Fussy, Pixels, Toy, make_env, over_devices, small_args, small_rnn_args
+from helpers import (
+    AXIS,
+    Fussy,
+    Pixels,
+    Toy,
+    make_env,
+    over_devices,
+    small_args,
+    small_pqn_args,
+    small_rnn_args,
+)
 
 from pmaprl.cli.errors import FailedEnvError, TrainingError, UsageError
 from pmaprl.device.evaluation import fault_of, run_episodes
@@ -153,7 +164,23 @@ class Codes(Pixels):
     observations = Box(low=0, high=5, shape=(5, 6, 2), dtype=jnp.uint8)
 
 
-@pytest.mark.parametrize("kind", [NotFinite, Codes])
+class Huge(Toy):
+    """Observes finite numbers whose squares are infinite in float32."""
+
+    def get_obs(self, state, params=None, key=None):
+        return super().get_obs(state) + jnp.where(state.time == 3, 1e20, 0.0)
+
+
+def test_bytes_with_bounds_of_their_own_are_told_by_these():
+    space = spaces.Box(np.array([0.0, 2.0]), np.array([255.0, 5.0]), (2,))
+    spec = EnvSpec("Codes-v0", space, np.dtype(np.uint8), Discrete(2))
+    obs = np.array([[3, 4], [3, 6]], np.uint8)
+    told = fault_in(obs, spec)
+    assert "2 to 5 at [1]" in told
+    assert "255" not in told
+
+
+@pytest.mark.parametrize("kind", [NotFinite, Codes, Huge])
 def test_an_evaluation_of_numbers_that_no_policy_can_use_does_not_count(kind):
     assert fault_of(run_episodes_of(wrap(kind()))) == OUTSIDE
 
@@ -189,19 +216,34 @@ NOT_FINITE = [
     [0.0, np.nan],
     [np.inf, 0.0],
     jnp.array([jnp.nan, 0.0]),
+    [0.0, -1e20],
+    jnp.array([1e20, 0.0]),
 ]
 
 
 @pytest.mark.parametrize(
     "obs",
     [*NOT_FINITE, np.ma.array([0.0, 1.0], mask=[True, False])],
-    ids=range(4),
+    ids=range(6),
 )
 def test_a_policy_refuses_numbers_that_are_none(obs):
     policy = policy_for("Toy")
     policy([0.0, 1.0])
     with pytest.raises(UsageError, match="finite|masked"):
         policy(obs)
+
+
+def test_a_policy_whose_numbers_overflow_refuses_instead_of_a_broken_memory():
+    """LayerNorm squares products of observations with parameters."""
+    args = small_pqn_args(rnn="gru", rnn_size=8)
+    env = make_env("Toy")
+    algorithm = pqn.make_algorithm(args, env.spec)
+    learner = algorithm.init(jax.random.key(0), hparams_of(args))
+    policy = Policy(algorithm, jax.tree.map(lambda x: 10 * x, learner), env.spec)
+    memory = policy.initial_memory(1)
+    policy(np.array([[1e9, -1e9]]), memory, True)
+    with pytest.raises(UsageError, match="too large"):
+        policy(np.array([[1e19, -1e19]]), memory, True)
 
 
 TOLD = [

@@ -57,7 +57,8 @@ from pmaprl.envs import spaces
 from pmaprl.envs.environment import Env, channels_in_front
 from pmaprl.envs.foreign_code import place_in_code, readable_errors, reason
 from pmaprl.envs.masks import check_parts, is_mask, legal_actions, nothing_legal
-from pmaprl.envs.ranges import are_bytes_in_bounds, are_choices, fault_in
+from pmaprl.envs.numbers import cast
+from pmaprl.envs.ranges import LARGEST, are_bytes_in_bounds, are_choices, fault_in
 from pmaprl.envs.registry import make, make_host
 from pmaprl.envs.spaces import Box, EnvSpec
 from pmaprl.machine.devices import check_settings, start_jax
@@ -104,7 +105,7 @@ def check_env(args: Args) -> list[Finding]:
     print(f"actions  {spec.action_space}")
     for line in _describe_obs(spec, played):
         print(f"obs      {line}")
-    findings = [*_findings(spec, played, again), *picture]
+    findings = [*_findings(spec, played, again, where), *picture]
     for kind, text in findings:
         print(f"{kind:<8} {printable(text)}")
     wrong = sum(kind == "wrong" for kind, _ in findings)
@@ -259,12 +260,12 @@ def _bounds(leaf: Box) -> str:
     return f"{ends}, {np.sum(~bounded)} of {bounded.size} without bounds"
 
 
-def _findings(spec: EnvSpec, played: Played, again: Played) -> Iterator[Finding]:
+def _findings(spec: EnvSpec, played: Played, again: Played, where: str) -> Iterator[Finding]:
     yield from _numbers(spec, played)
     yield from _ends(played)
     yield from _repeats(played, again)
     yield from _masks(spec, played)
-    yield from _speed(played)
+    yield from _speed(played, where)
 
 
 IN_SPACE = are_choices, are_bytes_in_bounds
@@ -273,14 +274,23 @@ IN_SPACE = are_choices, are_bytes_in_bounds
 def _numbers(spec: EnvSpec, played: Played) -> Iterator[Finding]:
     """Check that numbers are finite, and within their bounds."""
     bad = False
-    for name, leaf, x, first in spaces.leaves(spec.observation_space, played.obs, played.first_obs):
+    parts = spaces.leaves(spec.observation_space, spec.obs_dtype, played.obs, played.first_obs)
+    for name, leaf, dtype, x, first in parts:
         what = f"observations{f' {name}' if name else ''}"
         for values, when in ((first, "at a reset"), (x, "after a step")):
-            with np.errstate(over="ignore"):
-                numbers = np.asarray(values).astype(np.float32)  # as networks take them
-            if not np.isfinite(numbers).all():
+            try:
+                typed = cast(np.asarray(values), dtype)
+            except OverflowError as error:  # actors refuse it
                 bad = True
-                yield Finding("wrong", f"{what} are not finite {when}, or too large for float32")
+                yield Finding("wrong", f"{what} have {error}, {when}: correct their space")
+                continue
+            with np.errstate(over="ignore"):
+                numbers = typed.astype(np.float32)  # as networks take them
+            if not (np.abs(numbers) <= LARGEST).all():
+                bad = True
+                yield Finding(
+                    "wrong", f"{what} are not finite {when}, or larger than {LARGEST:.2g}"
+                )
         if not isinstance(leaf, Box) or is_mask(name):
             continue
         low = np.min(x, axis=(0, 1))
@@ -384,17 +394,16 @@ def _picture(args: Args, env: Env) -> Iterator[Finding]:
         yield Finding("ok", f"frame shows a picture, {height} x {width} in a GIF")
 
 
-def _speed(played: Played) -> Iterator[Finding]:
+def _speed(played: Played, where: str) -> Iterator[Finding]:
     step = 1e3 * played.step_seconds
     reset = 1e3 * played.reset_seconds
     yield Finding(
         "ok",
         f"a call steps {NUM_ENVS} environments in {step:.3g} ms, and resets them in {reset:.3g} ms",
     )
-    if reset > SLOW_RESET * step and reset > 1:
-        yield Finding(
-            "note", "resets are slow; for environments on the device there is --reset-pool"
-        )
+    # On the host the first reset waits for processes to start
+    if where == "device" and reset > SLOW_RESET * step and reset > 1:
+        yield Finding("note", "resets are slow: train with --reset-pool")
 
 
 def run_command(args: Args) -> None:

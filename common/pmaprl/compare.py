@@ -454,12 +454,23 @@ def _steps_text(steps: float) -> str:
 def _as_text(cell: Any) -> Any:
     """Quote a cell that a spreadsheet would take for a formula, as names may be a stranger's.
 
-    A list becomes one text.
+    A list becomes one text. Without control characters no cell ends early, and none begins with one.
     """
     if isinstance(cell, list):
         cell = " | ".join(cell)
-    is_formula = isinstance(cell, str) and cell.startswith(("=", "+", "@"))
-    return f"'{cell}" if is_formula else cell
+    if not isinstance(cell, str):
+        return cell
+    text = printable(cell)
+    is_formula = text.lstrip().startswith(("=", "+", "-", "@")) and not _is_number(text)
+    return f"'{text}" if is_formula else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def run_command(args: Args) -> None:

@@ -61,6 +61,27 @@ def inputs_of(policy: Policy, batch: Any = "batch") -> dict[str, Any]:
     return inputs
 
 
+def outputs_of(policy: Policy, batch: Any = "batch") -> dict[str, Any]:
+    """Shapes of the exported function's outputs [batch, ...] in order."""
+    outcome = jax.eval_shape(function_of(policy), **inputs_of(policy, 1))
+    outputs = {"action": outcome}
+    if policy.has_memory:
+        action, memory = outcome
+        outputs = {"action": action, "next/memory": memory}
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype), outputs)
+
+
+def arrays_of(trees: dict[str, Any]) -> dict[str, Any]:
+    """All arrays of inputs or outputs by name, in order.
+
+    The trees are taken one by one, because JAX would sort them by name.
+    """
+    arrays = {}
+    for key, tree in trees.items():
+        arrays |= by_name({key: tree})
+    return arrays
+
+
 def function_of(policy: Policy) -> Callable:
     """The greedy policy as a function of `inputs_of(policy)`.
 
@@ -111,21 +132,20 @@ def to_onnx(policy: Policy) -> bytes:
     import_package("onnxruntime", use=" to try an .onnx file")  # before the work
     inputs = inputs_of(policy)
     act = function_of(policy)
-    outcome = jax.eval_shape(act, **inputs_of(policy, 1))
-    outputs = {"action": outcome}
-    if policy.has_memory:
-        action, memory = outcome
-        outputs = {"action": action, "next/memory": memory}
-    arrays, structure = jax.tree.flatten(inputs)
+    arrays, structure = jax.tree.flatten(tuple(inputs.values()))
 
     def on_arrays(*arrays):
-        return jax.tree.leaves(act(**jax.tree.unflatten(structure, arrays)))
+        values = jax.tree.unflatten(structure, arrays)
+        return jax.tree.leaves(act(*values))
 
     # jax2onnx warns of its own arithmetic. Nested jits are inlined, because it supports those of
     # one version of JAX only.
     with warnings.catch_warnings(action="ignore"), jax.disable_jit():
         model = convert(
-            on_arrays, arrays, input_names=[*by_name(inputs)], output_names=[*by_name(outputs)]
+            on_arrays,
+            arrays,
+            input_names=[*arrays_of(inputs)],
+            output_names=[*arrays_of(outputs_of(policy))],
         )
     return model.SerializeToString()
 
@@ -173,10 +193,6 @@ def export_policy(policy: StoredPolicy, out: Path) -> tuple[Path, Checked]:
 def describe(policy: StoredPolicy, out: Path, content: bytes) -> dict[str, Any]:
     """Contents of the JSON file beside an exported policy: its inputs, its outputs and its run."""
     config = policy.config
-    inputs = {}
-    for key, tree in inputs_of(policy).items():  # one by one, because their order counts
-        for name, x in by_name({key: tree}).items():
-            inputs[name] = {"shape": list(x.shape), "dtype": str(x.dtype)}
     input_text = (
         "raw observations [batch, *shape], as the environment gives them; normalization is inside"
     )
@@ -189,7 +205,8 @@ def describe(policy: StoredPolicy, out: Path, content: bytes) -> dict[str, Any]:
         "sha256": sha256(content).hexdigest(),
         "input": input_text,
         "output": output_text,
-        "inputs": inputs,
+        "inputs": _described(inputs_of(policy)),
+        "outputs": _described(outputs_of(policy)),
         "env_spec": policy.env.to_json(),
         "env": config["args"]["env"],
         "env_params": config["args"].get("env_params", ""),
@@ -202,6 +219,14 @@ def describe(policy: StoredPolicy, out: Path, content: bytes) -> dict[str, Any]:
     }
 
 
+def _described(trees: dict[str, Any]) -> dict[str, Any]:
+    """Shapes and types of all arrays, in order."""
+    return {
+        name: {"shape": list(x.shape), "dtype": str(x.dtype)}
+        for name, x in arrays_of(trees).items()
+    }
+
+
 def export(args: Args) -> None:
     """Run the command."""
     out = Path(args.out)
@@ -210,7 +235,9 @@ def export(args: Args) -> None:
     policy = load_named(args, console)
     sidecar, checked = export_policy(policy, out)
     console.say(f"policy   {policy.env.name}, step {policy.step:,}, {policy.who}")
-    shapes = (f"{name} {x.dtype}{list(x.shape)}" for name, x in by_name(inputs_of(policy)).items())
+    shapes = (
+        f"{name} {x.dtype}{list(x.shape)}" for name, x in arrays_of(inputs_of(policy)).items()
+    )
     console.say(f"takes    {', '.join(shapes)}".replace("'batch'", "batch"))
     console.say(f"saved    {out} ({out.stat().st_size:,} bytes), described in {sidecar}")
     console.say(f"checked  {checked}")

@@ -36,7 +36,7 @@ from pmaprl.drawing.figures import (
     side_by_side,
 )
 from pmaprl.runs.estimates import estimate, estimate_name, spread
-from pmaprl.runs.metrics import RECENT, TRAINING, is_number
+from pmaprl.runs.metrics import RECENT, TRAINING, Series, is_number
 
 ENDS = tyro.conf.arg(metavar="LOW HIGH", help_behavior_hint="")
 
@@ -116,10 +116,7 @@ def _curves(all_groups: list[Group], args: Args) -> Any:
         else:
             say([f"{group.label} in {group.env}: no {args.y} at common places, left out"])
     if not curves:
-        raise UsageError(
-            f"{args.y} is null in all rows of the runs: wait for its first number, or choose "
-            "another --y"
-        )
+        raise UsageError(_nothing_to_draw(all_groups, args))
 
     panels: dict[str, Panel] = {}
     counted = {curve.counted for curve in curves}
@@ -141,6 +138,19 @@ def _curves(all_groups: list[Group], args: Args) -> Any:
         title=args.title,
         notes=notes,
         limits=Limits(x=args.xlim, y=args.ylim, log_x=args.logx),
+    )
+
+
+def _nothing_to_draw(all_groups: list[Group], args: Args) -> str:
+    """The reason why no group has a curve."""
+    logged = [run.log.series.get(args.y) for group in all_groups for run in group.runs]
+    if args.x == "wall" and any(x is not None and np.isfinite(x.values).any() for x in logged):
+        return (
+            f"--x wall: the runs have no time/wall in rows with {args.y}: draw over --x env_steps"
+        )
+    return (
+        f"{args.y} is null in all rows of the runs: wait for its first number, or choose "
+        "another --y"
     )
 
 
@@ -254,10 +264,15 @@ def _curve(group: Group, args: Args, style: dict[str, Any]) -> Curve | None:
     if not logged:
         return None
     series = [run.log.series[args.y] for run in logged]
+    if args.x == "wall":
+        timeless = [run.path for run in logged if not _has_times(run.log.series[args.y])]
+        say(f"{path}: no time/wall in rows with {args.y}, left out" for path in timeless)
     x, values = align(series, args.x, hold=args.x == "wall")
     num_seeds = sum(len(run.seeds) for run in logged)
     unit = "seed" if len(values) == num_seeds else "run"
     values = values[np.isfinite(values).any(axis=1)]
+    if not values.size:
+        return None
     is_common = np.isfinite(values).all(axis=0)
     last = x[-1]
     first = x[0]
@@ -290,6 +305,11 @@ def _curve(group: Group, args: Args, style: dict[str, Any]) -> Curve | None:
         several = f"{count} runs of {seeds} seed{plural}" if seeds < count else f"{count} {unit}s"
         counted = f"{several}, {estimate_name(args.estimate, count)}"
     return Curve(group, line, counted, notes)
+
+
+def _has_times(series: Series) -> bool:
+    """True if a row has both a number and its wall time."""
+    return bool((np.isfinite(series.wall) & np.isfinite(series.values).any(axis=1)).any())
 
 
 def _heat_maps(all_groups: list[Group], args: Args) -> Any:

@@ -109,7 +109,8 @@ class Env:
 
     cheap_reset = False  # True: an accelerator computes a reset in every step, which is faster
     resets_itself = False  # True: it has no `advance`, but a `step` that includes the reset
-    # True: refuse types that a step would cut to those of a reset; suites are known to be right
+    # True: refuse spaces of other shapes than observations have, and types that a step would cut to
+    # those of a reset; suites are known to be right
     is_of_user = False
     is_game = False  # True: it has other players, see `against`, and a return above 0 is a win
     # In teams with one reward: the agent that owns each action component
@@ -145,7 +146,9 @@ class Env:
         self.action_space = spaces.convert(action_space, "action space")
         key = jax.random.key(0)
         obs, self.state_shape = jax.eval_shape(self.reset, key)
-        self.observation_space, self.obs_dtype = spaces.as_seen(name, self.observation_space, obs)
+        self.observation_space, self.obs_dtype = spaces.as_seen(
+            name, self.observation_space, obs, may_differ=not self.is_of_user
+        )
         action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), key)
         step = jax.eval_shape(self.step, key, self.state_shape, action)  # checks what it returns
         self.info_numbers = tuple(step.info or ())

@@ -23,6 +23,7 @@ from pmaprl.envs.spaces import (
     Space,
     batch_shape,
     choices_of,
+    excess,
     has_privileged,
     leaves,
     without_privileged,
@@ -95,8 +96,11 @@ def largest_entropy(legal: jax.Array) -> jax.Array:
 
 
 def check_parts(env: HasSpaces) -> None:
-    """Raise UsageError if an environment has an empty part, or a mask that fits no action."""
+    """Raise UsageError if spaces have an empty part or too many, or a mask that fits no action."""
     for kind, space in (("observation", env.observation_space), ("action", env.action_space)):
+        too_large = excess(space, acting=kind == "action")
+        if too_large:
+            raise UsageError(f"environment {env.name}: its {kind} space has {too_large}")
         for name, leaf in leaves(space):
             if 0 in leaf.shape:
                 part = f" {name}" if name else ""

@@ -1,8 +1,8 @@
 """Checks for values that an observation must not have.
 
 These are choices outside of their space, bytes outside of their bounds, masks and bits of more than
-0 and 1, and numbers that are not finite. Networks would see nothing but zeros for such a choice,
-and every action whose mask is not 0 would be legal.
+0 and 1, and numbers that are not finite or have no square. Networks would see nothing but zeros for
+such a choice, every action whose mask is not 0 would be legal, and layers square their inputs.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,9 @@ from pmaprl.envs.spaces import Box, EnvSpec, Leaf, Space, byte_range, is_bits, l
 IN_SPACE = "obs/choices_in_space_min"  # name of a metric
 OUTSIDE = (
     "has an observation that its space rules out, such as a choice beyond it, or an "
-    "action_mask of more than 0 and 1, or one that is not finite"
+    "action_mask of more than 0 and 1, or one that is not finite or too large"
 )
+LARGEST = np.sqrt(np.finfo(np.float32).max)  # about 1.8e19: squares of larger ones are infinite
 
 Check = Callable[[str, Leaf, Any, Any], Any]
 """(name of a part, its leaf, elements [..., *shape], NumPy or JAX's) -> elements that fit [...].
@@ -53,10 +54,10 @@ def are_bytes_in_bounds(name: str, leaf: Leaf, x: Any, numpy: Any) -> Any:
 
 
 def are_finite(name: str, leaf: Leaf, x: Any, numpy: Any) -> Any:
-    """Mark numbers that are finite."""
+    """Mark numbers that are finite, and so are their squares."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return None
-    return _all_of_element(numpy.isfinite(x), leaf, numpy)
+    return _all_of_element(numpy.abs(x) <= LARGEST, leaf, numpy)
 
 
 CHECKS = are_choices, are_bytes_in_bounds, are_finite
@@ -115,17 +116,22 @@ def fault_in(obs: Any, spec: EnvSpec, checks: tuple[Check, ...] = CHECKS) -> str
             failing = np.asarray(values)[~fits].reshape(-1, *leaf.shape)
             example = shortened(f"{failing[0].tolist()}")
             part = f"the observation {name}".strip()
-            return f"{part} of {spec.name} is {example}, not {_requirement(name, leaf, check)}"
+            required = _requirement(name, leaf, check, failing[0])
+            return f"{part} of {spec.name} is {example}, not {required}"
     return ""
 
 
-def _requirement(name: str, leaf: Leaf, check: Check) -> str:
-    """The condition that a check tests, in words."""
+def _requirement(name: str, leaf: Leaf, check: Check, example: np.ndarray) -> str:
+    """The condition that a check tests, in words, where an example [*shape] fails it."""
     if check is are_finite:
-        return "finite"
+        return f"finite numbers within -{LARGEST:.2g} to {LARGEST:.2g}"
     if check is are_bytes_in_bounds and isinstance(leaf, Box):
         low, size = byte_range(leaf)
-        return f"within {np.min(low):g} to {np.max(low + size):g}, as its space has it"
+        high = low + size
+        place = tuple(np.argwhere((example < low) | (example > high))[0].tolist())
+        is_same = np.all(low == low[place]) and np.all(high == high[place])
+        where = "" if is_same else f" at {list(place)}"
+        return f"within {low[place]:g} to {high[place]:g}{where}, as its space has it"
     if is_mask(name):
         return "0 for illegal and 1 for legal actions"
     return "0 or 1 each" if isinstance(leaf, Box) else f"in its space, {leaf}"

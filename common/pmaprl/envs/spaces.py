@@ -305,24 +305,27 @@ def _check_bounds(space: Any, what: str) -> None:
             )
 
 
-def as_seen(name: str, space: Space, obs: Any) -> tuple[Space, Any]:
-    """Correct a space by an observation, because the declared one is sometimes wrong.
+def as_seen(name: str, space: Space, obs: Any, may_differ: bool = True) -> tuple[Space, Any]:
+    """Correct a space by an observation, because those that suites declare are sometimes wrong.
 
     Args:
         name: name of the environment.
         space: the declared space.
         obs: an observation, or its shapes and types.
+        may_differ: whether a Box may have another shape than the observation.
 
     Returns:
         The space with the shapes of the observation, and the observation's types.
 
     Raises:
-        UsageError: the observation does not fit the space at all.
+        UsageError: the observation does not fit the space.
     """
 
     def fitting(leaf: Leaf, x: jax.ShapeDtypeStruct) -> Leaf:
         is_box = isinstance(leaf, Box)
-        if not is_box and (x.shape != leaf.shape or jnp.issubdtype(x.dtype, jnp.floating)):
+        fits_type = is_box or not jnp.issubdtype(x.dtype, jnp.floating)
+        fits_shape = x.shape == leaf.shape or (is_box and may_differ)
+        if not (fits_type and fits_shape):
             raise UsageError(
                 f"environment {name}: it gives observations of type {x.dtype} and shape {x.shape} "
                 f"where its space is {leaf} of shape {leaf.shape}"
@@ -705,11 +708,15 @@ class EnvSpec(NamedTuple):
             return _narrow(leaf, _stored_dtype(name))
 
         observation_space = _from_json(stored["observation_space"])
+        action_space = _from_json(stored["action_space"])
+        too_large = excess(observation_space) or excess(action_space, acting=True)
+        if too_large:
+            raise ValueError(f"a space is too large: it has {too_large}")
         return cls(
             name=str(stored["name"]),
             observation_space=observation_space,
             obs_dtype=map_leaves(dtype_of, observation_space, stored["obs_dtype"]),
-            action_space=_from_json(stored["action_space"]),
+            action_space=action_space,
             channels_first=tuple(map(str, stored.get("channels_first", ()))),
         )
 
@@ -758,8 +765,25 @@ def _stored_dtype(name: str) -> np.dtype:
     return dtype
 
 
-MOST_STORED = 2**28  # numbers of an element of a space in a file
-MOST_CHOICES = 100_000  # components of one
+MOST_NUMBERS = 2**28  # of an observation
+MOST_ACTIONS = 2**20  # numbers of an action, each of which a network predicts
+MOST_LEAVES = 1_000  # parts of observations or actions
+MOST_COMPONENTS = 5_000  # choices of an element; programs grow with them
+
+
+def excess(space: Space, acting: bool = False) -> str:
+    """Say of what a space has too much to compile a program for it; "" if it is small enough."""
+    found = list(leaves(space))
+    sizes = [math.prod(leaf.shape) for _, leaf in found]
+    components = sum(len(leaf.nvec) for _, leaf in found if not isinstance(leaf, Box))
+    for count, most, what in (
+        (sum(sizes), MOST_ACTIONS if acting else MOST_NUMBERS, "numbers"),
+        (len(found), MOST_LEAVES, "parts"),
+        (components, MOST_COMPONENTS, "choices at once"),
+    ):
+        if count > most:
+            return f"{count:,} {what}, at most {most:,} are supported"
+    return ""
 
 
 def _from_json(stored: dict[str, Any]) -> Space:
@@ -768,7 +792,7 @@ def _from_json(stored: dict[str, Any]) -> Space:
     if stored["type"] == "Tuple":
         return tuple(map(_from_json, stored["parts"]))
     shape = tuple(stored["shape"])
-    if math.prod(shape) > MOST_STORED or len(stored.get("nvec", ())) > MOST_CHOICES:
+    if math.prod(shape) > MOST_NUMBERS:
         raise ValueError(f"a space of shape {shape} is too large to be one of a run")
     dtype = stored.get("dtype") and _stored_dtype(stored["dtype"])
     if stored["type"] == "Discrete":

@@ -15,6 +15,7 @@ from pmaprl.cli.errors import UsageError, shortened
 from pmaprl.device.agents import Player
 from pmaprl.device.contract import as_recurrent
 from pmaprl.device.interface import PolicyInput
+from pmaprl.device.optim import all_finite
 from pmaprl.envs import spaces
 from pmaprl.envs.masks import completed, policy_spec
 from pmaprl.envs.numbers import cast, is_numeric
@@ -50,7 +51,12 @@ class Policy:
             return spaces.clip(action, env.action_space, seen.first.shape), memory
 
         self._apply = apply
-        self._jitted = jax.jit(apply)
+
+        def checked(*inputs):
+            outputs = apply(*inputs)
+            return *outputs, all_finite(outputs)
+
+        self._jitted = jax.jit(checked)
 
     def __call__(
         self,
@@ -78,7 +84,7 @@ class Policy:
             JAX arrays, everything else gives NumPy's.
 
         Raises:
-            UsageError: an argument is missing or does not fit.
+            UsageError: an argument is missing, does not fit, or is too large for the network.
         """
         if key is not None and not (isinstance(key, Array) and _is_key(key)):
             raise UsageError(
@@ -88,7 +94,12 @@ class Policy:
         seen = PolicyInput(given, *self._of_steps(batch, memory, first, reward))
         seen = jax.tree.map(lambda x: x.reshape(math.prod(batch), *x.shape[len(batch) :]), seen)
         carried = self._carried(memory, batch)
-        actions, after = self._jitted(self._learner, seen, carried, key)
+        actions, after, is_finite = self._jitted(self._learner, seen, carried, key)
+        if not isinstance(is_finite, Tracer) and not is_finite:
+            raise UsageError(
+                "the policy computes numbers that are not finite: observations, rewards or the "
+                "memory are too large for its network"
+            )
         actions = jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), actions)
         ours = any(isinstance(x, Array) for x in jax.tree.leaves(obs))
         if not (ours or isinstance(jax.tree.leaves(actions)[0], Tracer)):

@@ -15,9 +15,10 @@ from typing import TextIO
 
 from pmaprl.cli.errors import UsageError, shortened
 from pmaprl.cli.files import writing
-from pmaprl.cli.stored import descriptor_of, read_bytes
+from pmaprl.cli.stored import descriptor_of
 
 LOCK = ".pmaprl.lock"  # file that names the process
+_held: set[tuple[int, int]] = set()  # devices and inodes of the locks that this process holds
 
 
 @contextmanager
@@ -42,11 +43,14 @@ def locked(run_dir: Path | None) -> Iterator[None]:
         file.truncate()
         file.write(_holder())
         file.flush()
+    held = _identity(os.fstat(file.fileno()))
+    _held.add(held)
     try:
         yield
     finally:
         with suppress(OSError):
             _release(run_dir, new)
+        _held.remove(held)
         file.close()
 
 
@@ -63,11 +67,18 @@ def _release(run_dir: Path, new: bool) -> None:
 
 
 def is_ours(run_dir: Path) -> bool:
-    """True if this process has locked `run_dir`, and nobody has deleted or replaced it since."""
+    """True if this process has locked `run_dir`, and nobody has deleted or replaced it since.
+
+    The lock is told by its inode, because a copy of the directory has the same text.
+    """
     try:
-        return read_bytes(run_dir, LOCK).decode(errors="replace") == _holder()
-    except (OSError, UsageError):
+        return _identity(os.lstat(run_dir / LOCK)) in _held
+    except OSError:
         return False
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def check_free(run_dir: Path) -> None:

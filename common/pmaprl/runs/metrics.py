@@ -6,6 +6,7 @@ import math
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -40,12 +41,12 @@ class LogWriter:
             resume_at: the step at which the run goes on. Later rows of `metrics.jsonl` are dropped,
                 because the run makes them again.
         """
-        path = directory / "metrics.jsonl"
-        with in_one_step(path) as temporary, temporary.open("w") as file:
-            for row in read(path):
+        self._path = directory / "metrics.jsonl"
+        with in_one_step(self._path) as temporary, temporary.open("w") as file:
+            for row in read(self._path):
                 if row["env_steps"] <= resume_at:
                     file.write(json.dumps(row) + "\n")
-        self._file = path.open("a")
+        self._file = self._path.open("a+")
         self._args = args
         writers = import_writers(args)
         self._tensorboard = None
@@ -89,6 +90,25 @@ class LogWriter:
         if self._wandb:
             # wandb drops rows of earlier steps, such as those of late evaluations
             self._wandb.log(scalars, step=self._newest)
+
+    @property
+    def is_in_place(self) -> bool:
+        """False if `metrics.jsonl` was deleted or replaced since it was opened."""
+        try:
+            found = os.lstat(self._path)
+        except OSError:
+            return False
+        return os.path.samestat(found, os.fstat(self._file.fileno()))
+
+    def write_anew(self) -> None:
+        """Write `metrics.jsonl` with all rows again, which the open file has still."""
+        with in_one_step(self._path) as temporary:
+            file = temporary.open("a+")
+            self._file.seek(0)
+            shutil.copyfileobj(self._file, file)
+            file.flush()
+        self._file.close()
+        self._file = file
 
     def close(self) -> None:
         with ExitStack() as writers:  # closes all, even if one fails

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 from functools import cache
 from typing import Any
 
@@ -9,6 +10,7 @@ from pmaprl.cli.errors import TrainingError
 from pmaprl.device.outcome import Outcome
 from pmaprl.envs.bytes import IN_BOUNDS
 from pmaprl.envs.ranges import IN_SPACE, OUTSIDE
+from pmaprl.runs.lock import is_ours
 from pmaprl.runs.metrics import LogWriter, Row, jsonable, read_log
 from pmaprl.runs.setup import Setup
 
@@ -74,6 +76,7 @@ class Recorder:
         self._last_good = last_good
         self.stop_requested = False  # by the callback
         self._log: LogWriter | None = None
+        self._dir = setup.dir
         if setup.dir:
             self._log = LogWriter(setup.dir, setup.args, setup.config, resume_at=first_step)
             self._clock.go_on(read_log(setup.dir, ()))
@@ -166,15 +169,30 @@ class Recorder:
 
     def close(self) -> None:
         if self._log:
-            self._log.close()
+            with closing(self._log):
+                self._keep_in_place(self._log)
 
     def _emit(self, row: dict[str, Any], whole: bool = True) -> Row:
         row = {name: jsonable(value) for name, value in row.items()}
         if self._log:
+            self._keep_in_place(self._log)
             self._log.write(row)
         if whole and self._callback and self._callback(dict(row)):
             self.stop_requested = True
         return row
+
+    def _keep_in_place(self, log: LogWriter) -> None:
+        """Write the log anew, with a warning, if it was deleted or replaced.
+
+        If the whole directory was, the next save ends the run, see `Saver.save`.
+        """
+        if log.is_in_place or not (self._dir and is_ours(self._dir)):
+            return
+        log.write_anew()
+        self._console.warn(
+            f"{self._dir}/metrics.jsonl was deleted or replaced during the run: it is written "
+            "anew, with all rows"
+        )
 
     def _times(self, chunk: Chunk, seconds: float) -> dict[str, float]:
         clock = self._clock

@@ -454,7 +454,8 @@ def _steps_text(steps: float) -> str:
 def _as_text(cell: Any) -> Any:
     """Quote a cell that a spreadsheet would take for a formula, as names may be a stranger's.
 
-    A list becomes one text. Without control characters no cell ends early, and none begins with one.
+    A list becomes one text. Without control characters no cell ends early, and none begins with
+    one.
     """
     if isinstance(cell, list):
         cell = " | ".join(cell)

@@ -128,7 +128,7 @@ class OnlyActs(RecurrentOnPolicy[Any, Any]):
 
 def only_acts(function: Callable) -> OnlyActs:
     """An algorithm that acts by a function (learner, `PolicyInput`, key)."""
-    return OnlyActs(args=None, env=None, function=function)  # type: ignore[arg-type]
+    return OnlyActs(args=None, env=None, function=function)  # type: ignore[arg-type,]
 
 
 def module_of(args: Any) -> Any:
@@ -156,7 +156,10 @@ def init_over(args: Args, env: Env, num_devices: int) -> Callable[[], TrainState
         axis_name=AXIS,
         devices=jax.devices()[:num_devices],
     )
-    return functools.partial(init, members_on_devices(args.members, num_devices))
+    return functools.partial(
+        init,
+        members_on_devices(args.members, num_devices),
+    )
 
 
 def programs(args: Args, env: Env, num_devices: int):

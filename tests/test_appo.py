@@ -190,12 +190,22 @@ class Lab(host_helpers.Lab):
 @pytest.mark.parametrize(
     "flags",
     [
-        {"update_epochs": 2, "num_minibatches": 2, "clip_vloss": True, "normalize_obs": True},
+        {
+            "update_epochs": 2,
+            "num_minibatches": 2,
+            "clip_vloss": True,
+            "normalize_obs": True,
+        },
         pytest.param({"loss": "impala", "normalize_obs": True}, marks=pytest.mark.slow),
         # Of cells that last far longer than these rollouts, gradients are so small that Adam makes
         # steps of rounding
         pytest.param(
-            {"update_epochs": 2, "num_minibatches": 2, "rnn": "gru", "rnn_span": 16},
+            {
+                "update_epochs": 2,
+                "num_minibatches": 2,
+                "rnn": "gru",
+                "rnn_span": 16,
+            },
             marks=pytest.mark.slow,
         ),
     ],

@@ -249,7 +249,11 @@ def pieces(path: Path) -> Iterator[tuple[str, str]]:
     lines = path.read_text().splitlines()
     definitions = [node for node in ast.parse("\n".join(lines)).body if hasattr(node, "name")]
     classes = [node for node in definitions if isinstance(node, ast.ClassDef)]
-    kinds = ("OnPolicy[", "RecurrentOnPolicy[", "OffPolicy[")
+    kinds = (
+        "OnPolicy[",
+        "RecurrentOnPolicy[",
+        "OffPolicy[",
+    )
     (algorithm,) = (
         node for node in classes if any(ast.unparse(x).startswith(kinds) for x in node.bases)
     )

@@ -366,14 +366,34 @@ class Fork(ppo.Args):
 @pytest.mark.parametrize(
     ("algorithm", "words", "meant"),
     [
-        (ppo, "--lerning-rate 1", "--learning-rate"),
-        (ppo, "--no-normalise-obs", "--no-normalize-obs"),
-        (sac, "--actor-lr 1", "--policy-lr"),
-        (sac, "--critic-lr=1", "--q-lr"),
+        (
+            ppo,
+            "--lerning-rate 1",
+            "--learning-rate",
+        ),
+        (
+            ppo,
+            "--no-normalise-obs",
+            "--no-normalize-obs",
+        ),
+        (
+            sac,
+            "--actor-lr 1",
+            "--policy-lr",
+        ),
+        (
+            sac,
+            "--critic-lr=1",
+            "--q-lr",
+        ),
     ],
 )
 def test_an_unknown_flag_is_refused_with_the_one_that_was_meant(algorithm, words, meant):
-    message = refusal(algorithm.train, algorithm.Args, words.split())
+    message = refusal(
+        algorithm.train,
+        algorithm.Args,
+        words.split(),
+    )
     assert {word.rstrip("?") for word in message.split() if word.startswith("-")} == {
         words.split("=")[0].split()[0],
         meant,

@@ -255,7 +255,11 @@ def test_a_resume_names_what_the_file_no_longer_knows(copy, capsys):
 
 
 def test_a_flag_that_a_resume_changes_keeps_its_earlier_value_with_the_step(copy):
-    more = ("--resume", copy, "--quiet")
+    more = (
+        "--resume",
+        copy,
+        "--quiet",
+    )
     rate = read_config(copy)["args"]["learning_rate"]
     assert in_process(*more, "--learning-rate", 1e-4) == 0
     assert read_config(copy)["args"]["learning_rate"] == rate, "nothing was trained with it"
@@ -263,27 +267,78 @@ def test_a_flag_that_a_resume_changes_keeps_its_earlier_value_with_the_step(copy
     config = read_config(copy)
     assert config["args"]["learning_rate"] == 1e-4
     earlier = config["earlier_flags"]
-    assert earlier.keys() == {"learning_rate", "total_timesteps"}
-    assert earlier["learning_rate"] == [[rate, TOTAL]]
-    (group,) = load(Selection(runs=(str(copy),), by=("learning_rate",)), [TRAINING])
+    assert earlier.keys() == {
+        "learning_rate",
+        "total_timesteps",
+    }
+    assert earlier["learning_rate"] == [
+        [rate, TOTAL],
+    ]
+    (group,) = load(
+        Selection(runs=(str(copy),), by=("learning_rate",)),
+        [TRAINING],
+    )
     assert f"{rate} until step {TOTAL:,}, then 0.0001" in group.label
 
 
 @pytest.mark.parametrize(
-    ("stored", "now", "step", "wanted"),
+    (
+        "stored",
+        "now",
+        "step",
+        "wanted",
+    ),
     [
-        ({"rate": 1}, {"rate": 1, "new": 3}, 100, {}),
-        ({"rate": 1}, {"rate": 2}, 0, {}),
         (
-            {"rate": 2, "sizes": [3]},
-            {"rate": 3, "sizes": (3,)},
-            200,
-            {"rate": [[1, 100], [2, 200]]},
+            {"rate": 1},
+            {"rate": 1, "new": 3},
+            100,
+            {},
         ),
-        ({"rate": 2}, {"rate": 2}, 200, {"rate": [[1, 100]]}),
-        ({"rate": 2}, {"rate": 1}, 100, {}),
-        ({"rate": 2}, {"rate": 3}, 50, {"rate": [[1, 50]]}),
-        ({"rate": 1, "quiet": True}, {"rate": 1, "quiet": False}, 200, {}),
+        (
+            {"rate": 1},
+            {"rate": 2},
+            0,
+            {},
+        ),
+        (
+            {
+                "rate": 2,
+                "sizes": [3],
+            },
+            {
+                "rate": 3,
+                "sizes": (3,),
+            },
+            200,
+            {
+                "rate": [[1, 100], [2, 200]],
+            },
+        ),
+        (
+            {"rate": 2},
+            {"rate": 2},
+            200,
+            {"rate": [[1, 100]]},
+        ),
+        (
+            {"rate": 2},
+            {"rate": 1},
+            100,
+            {},
+        ),
+        (
+            {"rate": 2},
+            {"rate": 3},
+            50,
+            {"rate": [[1, 50]]},
+        ),
+        (
+            {"rate": 1, "quiet": True},
+            {"rate": 1, "quiet": False},
+            200,
+            {},
+        ),
     ],
 )
 def test_earlier_flags_are_those_that_something_was_trained_with(stored, now, step, wanted):
@@ -292,7 +347,9 @@ def test_earlier_flags_are_those_that_something_was_trained_with(stored, now, st
     """
     config = {"args": stored}
     if stored["rate"] == 2:
-        config["earlier_flags"] = {"rate": [[1, 100]]}
+        config["earlier_flags"] = {
+            "rate": [[1, 100]],
+        }
     assert earlier_flags(config, now, step) == wanted
 
 
@@ -462,7 +519,10 @@ def test_a_resumed_run_keeps_its_flags_but_for_explicit_ones(copy):
     assert args.num_envs == Args.for_env(args.env).num_envs
 
 
-@pytest.mark.parametrize("flags", ["--run-dir {} --resume-or-start", "--resume {}"])
+@pytest.mark.parametrize(
+    "flags",
+    ["--run-dir {} --resume-or-start", "--resume {}"],
+)
 def test_a_finished_run_is_left_as_it_is(flags, copy):
     drawn = (copy / "curve.png").stat().st_mtime_ns
     assert in_process(*(word.format(copy) for word in flags.split())) == 0

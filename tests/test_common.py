@@ -345,7 +345,9 @@ def test_metrics_are_those_of_the_samples_of_all_devices_and_of_all_steps_that_c
     assert found == {name: [x] * 4 for name, x in wanted.items()}
 
     def merge(x):
-        return reduce_over_devices(jax.tree.map(lambda x: x[0], x))
+        return reduce_over_devices(
+            jax.tree.map(lambda x: x[0], x),
+        )
 
     again = over_devices(
         merge,
@@ -355,7 +357,9 @@ def test_metrics_are_those_of_the_samples_of_all_devices_and_of_all_steps_that_c
     assert same_bits(again, metrics), "what is the same everywhere stays so"
 
     def own_metrics(x):
-        return reduce_over_devices({"x": x[0], "x_max": x[0]})
+        return reduce_over_devices(
+            {"x": x[0], "x_max": x[0]},
+        )
 
     own = over_devices(
         own_metrics,
@@ -816,7 +820,9 @@ class OddMetric:
 
     def update(self, *inputs):
         learner, metrics = super().update(*inputs)
-        return learner, metrics | {"my/odd": jnp.zeros(3)}
+        return learner, metrics | {
+            "my/odd": jnp.zeros(3),
+        }
 
 
 class OddPPO(OddMetric, ppo.PPO):
@@ -829,13 +835,27 @@ class OddSAC(OddMetric, sac.SAC):
 
 @pytest.mark.parametrize(
     ("odd", "args"),
-    [(OddPPO, small_args()), (OddSAC, small_sac_args())],
+    [
+        (OddPPO, small_args()),
+        (OddSAC, small_sac_args()),
+    ],
 )
 def test_a_metric_that_is_no_number_is_refused_by_name(odd, args):
     env = make_env("Toy")
-    driver = driver_of(odd(args, env.spec), args, env)
-    alone = partial(jax.vmap, axis_size=1, axis_name=AXIS)
-    state = jax.eval_shape(alone(driver.init), np.zeros(1, np.int32))
+    driver = driver_of(
+        odd(args, env.spec),
+        args,
+        env,
+    )
+    alone = partial(
+        jax.vmap,
+        axis_size=1,
+        axis_name=AXIS,
+    )
+    state = jax.eval_shape(
+        alone(driver.init),
+        np.zeros(1, np.int32),
+    )
     with pytest.raises(UsageError, match="'my/odd'.*3"):
         jax.eval_shape(alone(driver.update), state)
 

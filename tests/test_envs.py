@@ -646,10 +646,29 @@ def test_a_reward_that_is_a_key_is_refused():
         wrap(Key())
 
 
-WIDE = {"type": "Box", "shape": [300_000, 300_000], "low": 0, "high": 1}
-LONG = {"type": "Box", "shape": [1_000_000, 200], "low": 0, "high": 1}
-SHORT = {"type": "Box", "shape": [1], "low": 0, "high": 1}
-CHOICES = {"type": "MultiDiscrete", "shape": [99_999], "nvec": [2] * 99_999}
+WIDE = {
+    "type": "Box",
+    "shape": [300_000, 300_000],
+    "low": 0,
+    "high": 1,
+}
+LONG = {
+    "type": "Box",
+    "shape": [1_000_000, 200],
+    "low": 0,
+    "high": 1,
+}
+SHORT = {
+    "type": "Box",
+    "shape": [1],
+    "low": 0,
+    "high": 1,
+}
+CHOICES = {
+    "type": "MultiDiscrete",
+    "shape": [99_999],
+    "nvec": [2] * 99_999,
+}
 
 
 @pytest.mark.parametrize(
@@ -657,22 +676,45 @@ CHOICES = {"type": "MultiDiscrete", "shape": [99_999], "nvec": [2] * 99_999}
     [
         ("observation_space", WIDE),
         ("observation_space", CHOICES),
-        ("observation_space", {"type": "Tuple", "parts": [SHORT] * 20_000}),
+        (
+            "observation_space",
+            {"type": "Tuple", "parts": [SHORT] * 20_000},
+        ),
         ("action_space", LONG),
         ("action_space", CHOICES),
-        ("action_space", {"type": "Tuple", "parts": [LONG | {"shape": [300_000]}] * 4}),
+        (
+            "action_space",
+            {"type": "Tuple", "parts": [LONG | {"shape": [300_000]}] * 4},
+        ),
     ],
-    ids=["numbers", "choices", "parts", "actions", "components", "sums"],
+    ids=[
+        "numbers",
+        "choices",
+        "parts",
+        "actions",
+        "components",
+        "sums",
+    ],
 )
 def test_a_stored_space_that_nobody_could_train_on_is_refused_at_once(part, space):
-    spec = EnvSpec("Wide-v0", spaces.box((2,)), np.dtype(np.float32), spaces.Discrete(2))
+    spec = EnvSpec(
+        "Wide-v0",
+        spaces.box((2,)),
+        np.dtype(np.float32),
+        spaces.Discrete(2),
+    )
     with pytest.raises(ValueError, match="too large"):
         EnvSpec.from_json(spec.to_json() | {part: space})
 
 
 def test_no_run_begins_whose_spaces_would_be_refused_later():
     wide = spaces.box((1_000_000, 200))
-    spec = EnvSpec("Wide-v0", wide, np.dtype(np.float32), spaces.Discrete(2))
+    spec = EnvSpec(
+        "Wide-v0",
+        wide,
+        np.dtype(np.float32),
+        spaces.Discrete(2),
+    )
     check_parts(spec)
     with pytest.raises(UsageError, match="action"):
         check_parts(spec._replace(action_space=wide))

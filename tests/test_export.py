@@ -55,7 +55,10 @@ def snippet(kind: str) -> str:
     return re.search(rf"<!-- load {kind} -->\n```python\n(.*?)```", DOCS, re.DOTALL)[1]
 
 
-@pytest.mark.parametrize("name", ["normalized", "parts", "sac"])
+@pytest.mark.parametrize(
+    "name",
+    ["normalized", "parts", "sac"],
+)
 def test_an_exported_policy_acts_like_the_loaded_one_for_every_batch_size(trained, tmp_path, name):
     out = tmp_path / "p.stablehlo"
     args = parse(pmaprl.export.Args, [str(trained(name)[0]), "--out", str(out)])
@@ -93,7 +96,10 @@ def scoring_policy(weights: Any) -> StoredPolicy:
     """The policy of such scores, linear in observations [F]."""
 
     def act(learner, seen, key):
-        best = jnp.argmax(seen.obs @ learner.weights, axis=-1)
+        best = jnp.argmax(
+            seen.obs @ learner.weights,
+            axis=-1,
+        )
         return best.astype(jnp.int32)
 
     weights = jnp.asarray(weights, jnp.float32)
@@ -238,12 +244,18 @@ def test_random_observations_are_legal_and_typed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["normalized", "hybrid", "dqn"])
+@pytest.mark.parametrize(
+    "name",
+    ["normalized", "hybrid", "dqn"],
+)
 def test_onnx(trained, tmp_path, monkeypatch, name):
     pytest.importorskip("jax2onnx")
     import onnxruntime
 
-    policy = load_policy(trained(name)[0], seed=int(name == "normalized"))
+    policy = load_policy(
+        trained(name)[0],
+        seed=int(name == "normalized"),
+    )
     out = tmp_path / "policy.onnx"
     pmaprl.export.export_policy(policy, out)
     session = onnxruntime.InferenceSession(str(out))
@@ -272,18 +284,36 @@ def arrays_in(file: Path, about: dict[str, Any]) -> list[list[Any]]:
         exported = jax.export.deserialize(bytearray(file.read_bytes()))
         return [
             [
-                (name, str(x.dtype), list(x.shape[1:]))
-                for name, x in zip(about[what], avals, strict=True)
+                (
+                    name,
+                    str(x.dtype),
+                    list(x.shape[1:]),
+                )
+                for name, x in zip(
+                    about[what],
+                    avals,
+                    strict=True,
+                )
             ]
-            for what, avals in (("inputs", exported.in_avals), ("outputs", exported.out_avals))
+            for what, avals in (
+                ("inputs", exported.in_avals),
+                ("outputs", exported.out_avals),
+            )
         ]
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(file))
-    dtypes = {"tensor(float)": "float32", "tensor(bool)": "bool", "tensor(int32)": "int32"}
+    dtypes = {
+        "tensor(float)": "float32",
+        "tensor(bool)": "bool",
+        "tensor(int32)": "int32",
+    }
     return [
         [(x.name, dtypes[x.type], x.shape[1:]) for x in arrays]
-        for arrays in (session.get_inputs(), session.get_outputs())
+        for arrays in (
+            session.get_inputs(),
+            session.get_outputs(),
+        )
     ]
 
 
@@ -299,7 +329,10 @@ def test_an_exported_policy_with_memory_acts_like_the_loaded_one_step_by_step(
     about = json.loads((tmp_path / f"p.{kind}.json").read_text())
     inputs = about["inputs"]
     assert [*inputs][0] == "obs"
-    assert arrays_in(out, about) == [described(inputs), described(about["outputs"])]
+    assert arrays_in(out, about) == [
+        described(inputs),
+        described(about["outputs"]),
+    ]
     memory = {
         name: np.zeros((2, *x["shape"][1:]), x["dtype"])
         for name, x in inputs.items()
@@ -339,7 +372,10 @@ def test_an_exported_policy_with_memory_acts_like_the_loaded_one_step_by_step(
 @pytest.mark.slow
 def test_the_documented_lines_load_it_without_the_repository(trained, tmp_path):
     out = tmp_path / "policy.stablehlo"
-    args = pmaprl.export.Args(run=str(trained("normalized")[0]), out=str(out))
+    args = pmaprl.export.Args(
+        run=str(trained("normalized")[0]),
+        out=str(out),
+    )
     exit_code(
         pmaprl.export.export,
         args,
@@ -356,7 +392,14 @@ def test_the_documented_lines_load_it_without_the_repository(trained, tmp_path):
 
 def test_playing_prints_the_returns_and_draws_an_episode(trained, tmp_path, capsys):
     gif = tmp_path / "episode.gif"
-    words = [str(trained("normalized")[0]), "--episodes", "3", "--gif", str(gif), "--stochastic"]
+    words = [
+        str(trained("normalized")[0]),
+        "--episodes",
+        "3",
+        "--gif",
+        str(gif),
+        "--stochastic",
+    ]
     episodes = pmaprl.play.play(parse(pmaprl.play.Args, words))
     lines = capsys.readouterr().out.splitlines()
     printed = [re.split(r"\s+", line) for line in lines if line.startswith("episode ")]

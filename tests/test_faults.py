@@ -206,7 +206,11 @@ def test_a_run_that_is_interrupted_before_it_trains_has_no_curve(tmp_path, monke
         time.sleep(0.5)  # another thread takes the signal
         return compile_together(*programs)
 
-    monkeypatch.setattr(pmaprl.runs.run, "compile_together", interrupted)
+    monkeypatch.setattr(
+        pmaprl.runs.run,
+        "compile_together",
+        interrupted,
+    )
     assert in_process(*SMALL, "--total-timesteps", TOTAL, "--run-dir", tmp_path / "run") == 130
     assert read_result(tmp_path / "run")["env_steps"] == 0
     assert not (tmp_path / "run" / "curve.png").exists()
@@ -306,14 +310,14 @@ def test_a_closed_terminal_stops_a_run_unless_nohup_has_it_go_on(before, number)
         assert (signal.getsignal(signal.SIGHUP) is before) == (not number)
         signal.raise_signal(signal.SIGHUP)
         assert noticed.wait(60 if number else 0) == bool(number)
-        assert interruption.received() == number
+        assert interruption.signal_of_any_process() == number
         interruption.stop()
         assert signal.getsignal(signal.SIGHUP) is before
     finally:
         signal.signal(signal.SIGHUP, previous)
     if number:
         with pytest.raises(SystemExit) as end:  # after the last look, too
-            interruption.go_on()
+            interruption.raise_received()
         assert end.value.code == 129
 
 
@@ -492,7 +496,10 @@ def test_only_what_loads_counts_among_the_newest_and_as_the_best(tmp_path):
     assert aside == {f"{updates * STEPS}.damaged" for updates in (3, 5)}
 
 
-@pytest.mark.parametrize("is_copied", [False, True])
+@pytest.mark.parametrize(
+    "is_copied",
+    [False, True],
+)
 def test_a_directory_that_is_moved_away_ends_the_run(is_copied, tmp_path, monkeypatch, capsys):
     """A copy in its place, which has the text of the lock too, is not this run's directory."""
     save = Saver.save
@@ -502,7 +509,10 @@ def test_a_directory_that_is_moved_away_ends_the_run(is_copied, tmp_path, monkey
             saver.checkpoints.wait()
             (tmp_path / "run").rename(tmp_path / "elsewhere")
             if is_copied:
-                shutil.copytree(tmp_path / "elsewhere", tmp_path / "run")
+                shutil.copytree(
+                    tmp_path / "elsewhere",
+                    tmp_path / "run",
+                )
         save(saver, step, state)
 
     monkeypatch.setattr(Saver, "save", moving)
@@ -515,7 +525,10 @@ def test_a_directory_that_is_moved_away_ends_the_run(is_copied, tmp_path, monkey
         assert checkpoint_steps(tmp_path / "run") == [STEPS]
 
 
-@pytest.mark.parametrize("is_replaced", [False, True])
+@pytest.mark.parametrize(
+    "is_replaced",
+    [False, True],
+)
 def test_a_log_that_is_deleted_or_replaced_is_written_anew(
     is_replaced, tmp_path, monkeypatch, capsys
 ):
@@ -530,9 +543,21 @@ def test_a_log_that_is_deleted_or_replaced_is_written_anew(
                 log.write_text("other rows\n")
 
     monkeypatch.setattr(Saver, "save", losing)
-    words = [*SMALL, "--total-timesteps", 4 * STEPS, "--checkpoint-interval", STEPS, "--quiet"]
+    words = [
+        *SMALL,
+        "--total-timesteps",
+        4 * STEPS,
+        "--checkpoint-interval",
+        STEPS,
+        "--quiet",
+    ]
     assert in_process(*words, "--log-interval", STEPS, "--run-dir", tmp_path / "run") == 0
     assert str(log) in capsys.readouterr().err
     steps = [row["env_steps"] for row in read_rows(tmp_path / "run")]
-    assert sorted(set(steps)) == [STEPS, 2 * STEPS, 3 * STEPS, 4 * STEPS]
+    assert sorted(set(steps)) == [
+        STEPS,
+        2 * STEPS,
+        3 * STEPS,
+        4 * STEPS,
+    ]
     assert "other" not in log.read_text()

@@ -242,13 +242,13 @@ def check_runs(case, moved_to_four, tmp_path, monkeypatch):
     devices or on 4.
     """
     algorithm, small, update, chunk, updates, stop, flags = RUNS[case]
-    flags |= {
+    flags = flags | {
         "total_timesteps": updates * update - 3,
         "log_interval": chunk,
         "eval_interval": 3 * chunk,
     }
     # No other test has nets of this size compiled
-    flags |= {"num_devices": 2, "hidden_sizes": (9,)}
+    flags = flags | {"num_devices": 2, "hidden_sizes": (9,)}
 
     def run(name, **more):
         return algorithm.train(small(**flags | more, run_dir=str(tmp_path / name)))

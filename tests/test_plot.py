@@ -197,7 +197,7 @@ def test_seconds_add_up_over_resumes(tmp_path):
     args = SimpleNamespace(is_population=False, tensorboard=False, wandb=False)
     writer = LogWriter(tmp_path / "a", args, {}, resume_at=200)
     clock = Clock()
-    clock.go_on(read_log(tmp_path / "a", ()))
+    clock.add_earlier(read_log(tmp_path / "a", ()))
     assert 12 <= clock.wall < 100
     assert clock.trained_before == 2
     writer.close()

@@ -66,7 +66,9 @@ def stopping(monkeypatch):
 
 
 def changed(run_dir: Path, **changes: Any) -> Path:
-    """The run, whose `config.json` now says something else; names with a / are flags."""
+    """Change entries of the run's `config.json`: of its flags if there is such a flag, else of the
+    top.
+    """
     path = run_dir / "config.json"
     config = json.loads(path.read_text())
     for name, value in changes.items():

@@ -26,7 +26,7 @@ class Clock:
         """Begin to train."""
         self._began = time.perf_counter()
 
-    def go_on(self, log: Log) -> None:
+    def add_earlier(self, log: Log) -> None:
         """Add the seconds of earlier invocations of the run, which they have logged."""
         if is_number(log.wall_seconds) and is_number(log.trained_seconds):
             self.wall_before = log.wall_seconds

@@ -77,7 +77,7 @@ class Evaluations:
         """True if the state at this step has not been evaluated yet."""
         return self._newest_begun != step
 
-    def begin(self, step: int, played: Any) -> None:
+    def begin(self, step: int, episodes_or_state: Any) -> None:
         """Evaluate the state at this step, unless that is done or the run is to stop.
 
         Args:
@@ -107,9 +107,9 @@ class Evaluations:
         self._pending[step] = moment
         with self._clock.timed("eval"):
             if self.host_evaluation:
-                self.host_evaluation.begin(step, played)
+                self.host_evaluation.begin(step, episodes_or_state)
             else:  # the evaluation belongs to this step's row and checkpoint
-                episodes = episodes_of(played, self._args)
+                episodes = episodes_of(episodes_or_state, self._args)
                 if fault := fault_of(episodes):
                     why = f"{self._setup.env_name} {fault}"
                     self._console.warn(f"the evaluation at step {step:,} does not count: {why}")
@@ -180,7 +180,7 @@ class Evaluations:
 
         All processes have to ask at the same time.
         """
-        return bool(self._args.benchmark or self._setup.interruption.received())
+        return bool(self._args.benchmark or self._setup.interruption.signal_of_any_process())
 
     def _rest(self) -> None:
         with self._clock.timed("eval"):

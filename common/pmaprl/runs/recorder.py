@@ -28,7 +28,7 @@ class Chunk:
         """
         self.first_step = first_step
         self.last_step = last_step
-        self.is_whole = False  # True: write the row as soon as its updates are done
+        self.to_be_written = False  # as soon as its updates are done
         self.evaluation: Row = {}
         self._read = cache(read)  # waits for all its calls
 
@@ -79,7 +79,7 @@ class Recorder:
         self._dir = setup.dir
         if setup.dir:
             self._log = LogWriter(setup.dir, setup.args, setup.config, resume_at=first_step)
-            self._clock.go_on(read_log(setup.dir, ()))
+            self._clock.add_earlier(read_log(setup.dir, ()))
         self._broken: set[int] = set()  # members of a population that were given up
         self._elsewhere = 0.0  # seconds of evaluations and saves before the newest row
         self.chunk: Chunk | None = None  # the newest one, until its row is written
@@ -111,8 +111,11 @@ class Recorder:
         Raises:
             TrainingError: a metric was not finite; the row is written.
         """
-        if self.chunk and self._fails(self.chunk):
-            self.write()
+        if self.chunk is None:
+            return
+        _ = self.chunk.outcome  # waits
+        if self._fails(self.chunk):
+            self.write()  # writes the row, and raises the error
 
     def add_evaluation(
         self, step: int, evaluation: dict[str, list[float]], moment: dict[str, float]
@@ -148,7 +151,7 @@ class Recorder:
             }
             row |= metrics | chunk.evaluation | self._times(chunk, seconds)
             fails = self._fails(chunk)
-            row = self._emit(row, whole=not fails)
+            row = self._emit(row, for_callback=not fails)
             if fails:  # the console shows the error instead of the row
                 raise self._error(chunk)
             self._console.update(chunk.last_step, row)
@@ -172,12 +175,12 @@ class Recorder:
             with closing(self._log):
                 self._keep_in_place(self._log)
 
-    def _emit(self, row: dict[str, Any], whole: bool = True) -> Row:
+    def _emit(self, row: dict[str, Any], for_callback: bool = True) -> Row:
         row = {name: jsonable(value) for name, value in row.items()}
         if self._log:
             self._keep_in_place(self._log)
             self._log.write(row)
-        if whole and self._callback and self._callback(dict(row)):
+        if for_callback and self._callback and self._callback(dict(row)):
             self.stop_requested = True
         return row
 

@@ -27,7 +27,7 @@ def header(run: Any, env: str, notes: dict[str, str], changes: list[str]) -> str
     """Describe devices, environment, flags, sizes and changes, before anything slow begins.
 
     Args:
-        run: the `Run`.
+        run: the `Setup`, complete but for its `header`.
         env: name of the environment.
         notes: further lines, by their first word.
         changes: differences from the flags of the run that is resumed.

@@ -69,16 +69,16 @@ class Pace:
         self._largest = max(self._largest, updates)
 
 
-class Due(NamedTuple):
+class Waiting(NamedTuple):
     """Evaluation and save of a state, which wait until the state is known to be sound."""
 
     step: int
-    evaluated: Callable[[], Any] | None  # returns what `Evaluations.begin` takes; None: not due
-    fetch: Callable[[], Any] | None  # returns the state to save, on the host; None: not due
+    fetch_for_evaluation: Callable[[], Any] | None  # as `Evaluations.begin` takes it; None: not due
+    fetch_for_save: Callable[[], Any] | None  # returns the state on the host; None: not due
 
 
 class Run:
-    """One run: see the text of the module."""
+    """A training run: loads, compiles, counts updates; evaluates and saves when that is due."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Run:
             }
         # Further entries of `result.json` and --benchmark; actors add theirs when they end
         self.extra_results: dict[str, Any] = {}
-        self._due: Due | None = None
+        self._waiting: Waiting | None = None
         first = math.ceil(self.args.least_log_interval / self.args.steps_per_update)
         self._pace = Pace(first)
 
@@ -154,7 +154,7 @@ class Run:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.console.stop(self.steps)
         self._interruption.stop()
-        if self._due and isinstance(error, Exception):
+        if self._waiting and isinstance(error, Exception):
             with suppress(Exception):  # `error` is reported, not a later one
                 self.catch_up()
         self.evaluations.stop()
@@ -174,7 +174,8 @@ class Run:
 
         Args:
             members: argument of `init`.
-            example: shapes of the other arguments of `update`.
+            example: shape of the second argument of `update`: the number of updates, or a batch of
+                rollouts.
 
         Returns:
             The state, and the compiled update. If nothing is left to do, the state is None, and
@@ -210,7 +211,7 @@ class Run:
         has_trained = self.steps > self.first_step
         is_late = 0 < self.args.max_seconds < seconds and has_trained
         return bool(
-            self._interruption.here
+            self._interruption.local_signal
             or is_late
             or self.recorder.stop_requested
             or self.evaluations.goal_reached
@@ -219,13 +220,14 @@ class Run:
     @property
     def interrupted(self) -> bool:
         """True if this process has received a signal to end."""
-        return bool(self._interruption.here)
+        return bool(self._interruption.local_signal)
 
     @property
     def stopping(self) -> bool:
         """True if any process wants to stop. All processes have to ask at the same time."""
         return bool(
-            self._interruption.received() or multihost.max_over_processes(self.wants_to_stop)
+            self._interruption.signal_of_any_process()
+            or multihost.max_over_processes(self.wants_to_stop)
         )
 
     def next_chunk(self) -> np.int32:
@@ -267,14 +269,19 @@ class Run:
         }
         if self.steps >= self._end or (self.args.keep_best and "eval" in due):
             due |= {"eval", "checkpoint"}
-        chunk.is_whole = bool(due)
+        chunk.to_be_written = bool(due)
         if due & {"eval", "checkpoint"}:
             self._evaluate_and_save(
-                state, evaluate="eval" in due, save="checkpoint" in due, goes_on=self._goes_on
+                state,
+                evaluate="eval" in due,
+                save="checkpoint" in due,
+                goes_on=self._more_updates_follow,
             )
         elif (self._callback and due) or multihost.count() > 1:
-            self.recorder.wait()  # costs nothing, as processes wait for each other anyway
-            self.catch_up()  # the callback may end the run here
+            # A callback may end the run, so it gets its row before more is dispatched. Several
+            # processes wait for each other anyway
+            self.recorder.wait()
+            self.catch_up()
 
     def _evaluate_and_save(
         self, state: Any, evaluate: bool, save: bool, goes_on: bool = False
@@ -295,29 +302,32 @@ class Run:
         fetch = None
         fetch_learner = None
         if goes_on and save:
-            fetch = self.saver.copied(state)
+            fetch = self.saver.copied(state)  # None: it does not fit
         if goes_on and evaluate_on_host:
             fetch_learner = copied(without_envs)
-        has_copies = (fetch or not save) and (fetch_learner or not evaluate_on_host)
-        is_ahead = goes_on and has_copies
-        if not is_ahead:
+        lacks_copy = (save and not fetch) or (evaluate_on_host and not fetch_learner)
+        at_once = not goes_on or lacks_copy
+        if at_once:
             self.recorder.wait()  # raises an error: a broken state is not even evaluated
-            fetch = self._fetched(self.saver.to_host, state) if save else None
+            fetch = self._fetch_now(self.saver.to_host, state) if save else None
             fetch_learner = partial(to_host, without_envs)
-        evaluated = fetch_learner if evaluate_on_host else None
         if evaluate and not evaluate_on_host:
-            evaluated = self._played(state)
-        self._due = Due(self.steps, evaluated, fetch)
-        if not is_ahead:
+            fetch_learner = self._begin_to_play(state)
+        self._waiting = Waiting(
+            step=self.steps,
+            fetch_for_evaluation=fetch_learner if evaluate else None,
+            fetch_for_save=fetch,
+        )
+        if at_once:
             self.catch_up()
 
-    def _fetched(self, to_host: Callable[[Any], Any], state: Any) -> Callable[[], Any]:
+    def _fetch_now(self, to_host: Callable[[Any], Any], state: Any) -> Callable[[], Any]:
         """Copy a state to the host at once, for a function that returns it later."""
         with self.clock.timed("checkpoint"):
             host = to_host(state)
         return lambda: host
 
-    def _played(self, state: Any) -> Callable[[], Any]:
+    def _begin_to_play(self, state: Any) -> Callable[[], Any]:
         """Begin to play on the devices, for a function that returns the episodes.
 
         The next update may take the state as soon as this returns.
@@ -326,30 +336,30 @@ class Run:
         return lambda: episodes
 
     @property
-    def _goes_on(self) -> bool:
+    def _more_updates_follow(self) -> bool:
         """True if more updates follow, whatever the outcome of the dispatched ones."""
         may_end = self._callback or self.args.stop_at_return is not None or multihost.count() > 1
-        return self.steps < self._end and not may_end and not self._interruption.here
+        return self.steps < self._end and not may_end and not self._interruption.local_signal
 
     def catch_up(self) -> None:
-        """Evaluate, write the row of the newest chunk if it is whole, and save, as far as due.
+        """Evaluate, write the row of the newest chunk, and save, as far as each is due.
 
         Call it as soon as more is dispatched, because it waits for that chunk.
         """
-        due = self._due
-        self._due = None
-        if due:
+        waiting = self._waiting
+        self._waiting = None
+        if waiting:
             self.recorder.wait()  # raises an error: a broken state is neither evaluated nor saved
-        if due and due.evaluated:
+        if waiting and waiting.fetch_for_evaluation:
             self.console.doing("evaluating")
-            self.evaluations.begin(due.step, due.evaluated())
-        if self.recorder.chunk and self.recorder.chunk.is_whole:
+            self.evaluations.begin(waiting.step, waiting.fetch_for_evaluation())
+        if self.recorder.chunk and self.recorder.chunk.to_be_written:
             self.recorder.write()
-        if due and due.fetch:
+        if waiting and waiting.fetch_for_save:
             self.console.doing("saving")
             with self.clock.timed("checkpoint"):
-                self.saver.save(due.step, due.fetch)
-        if due:
+                self.saver.save(waiting.step, waiting.fetch_for_save)
+        if waiting:
             self.console.doing("training")
 
     def save_after_failure(self, state: Any) -> None:
@@ -358,7 +368,7 @@ class Run:
         self.catch_up()
         self.recorder.write()
         try:
-            self.saver.save(self.steps, self._fetched(self.saver.to_host, state))
+            self.saver.save(self.steps, self._fetch_now(self.saver.to_host, state))
             self.saver.checkpoints.wait()
         except TrainingError as error:
             self.console.warn(str(error))
@@ -381,16 +391,18 @@ class Run:
         if state is not None:
             self.catch_up()
             if self.recorder.chunk:
-                self.recorder.chunk.is_whole = True
+                self.recorder.chunk.to_be_written = True
             self.evaluations.last_step = self.steps
-            self._evaluate_and_save(state, evaluate=not self._interruption.received(), save=True)
+            self._evaluate_and_save(
+                state, evaluate=not self._interruption.signal_of_any_process(), save=True
+            )
             self.console.stop(self.steps)
             # After the save, because an environment on the host may fail
             self.evaluations.finish()
         status = "stopped"
         if self.steps >= self.total or self.evaluations.goal_reached:
             status = "finished"
-        if self._interruption.received():
+        if self._interruption.signal_of_any_process():
             status = "interrupted"
         with self.clock.timed("checkpoint"):
             host, sha256 = self.saver.finish(state)
@@ -409,11 +421,11 @@ class Run:
             lines = []
             for name, draw in at_end.items():
                 # A signal that has come meanwhile skips what is left
-                if status == "interrupted" or not self._interruption.here:
+                if status == "interrupted" or not self._interruption.local_signal:
                     lines.append(self.console.attempt(name, draw, self.dir, host.learner, status))
             footer = self.console.attempt("summary", reports.footer, self, record, lines)
             self.console.say(footer or "")
-        self._interruption.go_on()
+        self._interruption.raise_received()
         return results.TrainResult(
             params=host.learner.params,
             evaluation=self.evaluations.newest.evaluation,

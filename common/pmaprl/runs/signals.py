@@ -25,7 +25,7 @@ class Interruption:
     """
 
     def __init__(self, console: Console):
-        self.here = 0  # number of the newest signal that this process has received
+        self.local_signal = 0  # number of the newest signal that this process has received
         self._of_all = 0  # number of a signal of any process, once all have asked
         self._console = console
         self._handlers: dict[int, Any] = {}  # the handlers of the program, to be restored
@@ -67,14 +67,17 @@ class Interruption:
         self._handlers = {}
         os.close(self._write)  # ends the thread
 
-    def received(self) -> int:
-        """The number of a signal of any process, or 0. All processes have to ask at once."""
-        self._of_all = self._of_all or multihost.max_over_processes(self.here)
+    def signal_of_any_process(self) -> int:
+        """Number of a signal that any process has received, or 0.
+
+        All processes have to ask at once.
+        """
+        self._of_all = self._of_all or multihost.max_over_processes(self.local_signal)
         return self._of_all
 
-    def go_on(self) -> None:
+    def raise_received(self) -> None:
         """Raise the KeyboardInterrupt or SystemExit of a signal that was received, if any."""
-        number = self._of_all or self.here
+        number = self._of_all or self.local_signal
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         if number:
@@ -92,8 +95,8 @@ class Interruption:
                 number = received[0]
                 if number not in STOPPING:
                     continue  # a signal that the program around the run handles
-                before = self.here
-                self.here = number
+                before = self.local_signal
+                self.local_signal = number
                 if before == number == signal.SIGINT:
                     self._end_at_once(number)
                 if not before:

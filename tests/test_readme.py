@@ -226,3 +226,20 @@ def test_the_page_names_the_fields_of_a_batch_that_algorithms_use():
     (table,) = re.findall(r"\| field of a batch .*?\n\n", NEW.read_text(), re.DOTALL)
     first_column = " ".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))
     assert set(re.findall(r"`(\w+)`", first_column)) == used
+
+
+def test_the_table_of_places_names_what_their_files_have():
+    """A name stands in one of the files of its row, or is a part of an algorithm."""
+    algorithms = "".join(path.read_text() for path in sorted((ROOT / "algos").glob("*.py")))
+    stale = []
+    for row in (ROOT / "docs/architecture.md").read_text().splitlines():
+        quoted = re.findall("`([^`]+)`", row.rpartition(" | ")[2])
+        files = [ROOT / name for name in quoted if re.fullmatch("common/.*[.]py", name)]
+        if not row.startswith("| ") or not files:
+            continue
+        text = algorithms + "".join(file.read_text() for file in files)
+        names = [name for name in quoted if re.fullmatch(r"[A-Za-z_]\w+(\.\w+)?", name)]
+        for name in names:
+            parts = [] if name.endswith(".py") else name.split(".")
+            stale += [name for part in parts if not re.search(rf"\b{part}\b", text)]
+    assert not stale

@@ -262,6 +262,8 @@ def quantile_huber(quantiles: jax.Array, returns: jax.Array) -> jax.Array:
 # --------------------------------------------------------------------------------------------------
 # algorithm
 
+INSTEAD = "algos/sac_pmap.py for a Box, algos/ppo_pmap.py for others"  # trains on other actions
+
 
 class DQN(OffPolicy[Args, Learner]):
     """Deep Q-learning, as pure functions of one agent on one device.
@@ -270,10 +272,12 @@ class DQN(OffPolicy[Args, Learner]):
         UsageError: actions are not Discrete.
     """
 
+    def __post_init__(self) -> None:
+        nets.check_discrete(self.env, INSTEAD)
+
     @cached_property
     def network(self) -> QNetwork:
-        instead = "algos/sac_pmap.py for a Box, algos/ppo_pmap.py for others"
-        return QNetwork(self.args, self.env, nets.check_discrete(self.env, instead).n)
+        return QNetwork(self.args, self.env, nets.check_discrete(self.env, INSTEAD).n)
 
     @property
     def cautions(self) -> dict[str, tuple[float, str]]:

@@ -252,6 +252,8 @@ def loss(q: jax.Array, batch: Batch) -> tuple[jax.Array, Metrics]:
 # --------------------------------------------------------------------------------------------------
 # algorithm
 
+INSTEAD = "algos/ppo_pmap.py"  # trains on other actions
+
 
 class PQN(RecurrentOnPolicy[Args, Learner]):
     """Parallelized Q-Network, as pure functions of one agent on one device.
@@ -260,10 +262,12 @@ class PQN(RecurrentOnPolicy[Args, Learner]):
         UsageError: actions are not Discrete.
     """
 
+    def __post_init__(self) -> None:
+        nets.check_discrete(self.env, INSTEAD)
+
     @cached_property
     def network(self) -> QNetwork:
-        actions = nets.check_discrete(self.env, "algos/ppo_pmap.py")
-        return QNetwork(self.args, self.env, actions.n)
+        return QNetwork(self.args, self.env, nets.check_discrete(self.env, INSTEAD).n)
 
     def explore(
         self, learner: Learner, seen: PolicyInput, memory: Any, noise: jax.Array

@@ -302,19 +302,18 @@ class SAC(OffPolicy[Args, Learner]):
         UsageError: actions are neither a Box nor Discrete, or no policy has the target entropy.
     """
 
-    @cached_property
-    def space(self) -> nets.SquashableSpace:
-        """The space of actions, whose policies can have the target entropy."""
-        space = nets.check_squashable(self.env, "algos/ppo_pmap.py")
-        low, high = entropy_scales(space)
+    def __post_init__(self) -> None:
+        low, high = entropy_scales(self.space)
         for scale in self.args.values_of("target_entropy_scale"):
             if scale is not None and not low <= scale <= high:
-                is_discrete = isinstance(space, Discrete)
-                bound = "log n, scale 1" if is_discrete else "|A| log 2, scale -0.693"
+                bound = "log n, scale 1" if self.discrete else "|A| log 2, scale -0.693"
                 raise UsageError(
                     f"--target-entropy-scale {scale}: no policy has more entropy than {bound}"
                 )
-        return space
+
+    @cached_property
+    def space(self) -> nets.SquashableSpace:
+        return nets.check_squashable(self.env, "algos/ppo_pmap.py")
 
     @property
     def discrete(self) -> bool:

@@ -68,9 +68,11 @@ class Learner(struct.PyTreeNode):
 class QLearning(OffPolicy[Args, Learner]):
     """Q-learning, as pure functions of one agent on one device."""
 
+    def __post_init__(self) -> None:
+        nets.check_discrete(self.env, "algos/ppo_pmap.py")
+
     @cached_property
     def network(self) -> QNetwork:
-        nets.check_discrete(self.env, "algos/ppo_pmap.py")
         return QNetwork(self.args, self.env)
 
     def policy_of(self, learner: Learner, obs: jax.Array) -> nets.Categoricals:

@@ -78,6 +78,7 @@ THEIR_OWN = {
     "Memory",
     "initial_memory",
     "training_memory",
+    "__post_init__",
     "actor",
     "network",
     "cautions",

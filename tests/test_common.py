@@ -640,7 +640,7 @@ def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
         args=small_args(),
         clock=Clock(),
         console=SimpleNamespace(warn=warnings.append, say=lambda text: None),
-        interruption=SimpleNamespace(received=lambda: bool(stops) and stops.pop(0)()),
+        interruption=SimpleNamespace(signal_of_any_process=lambda: bool(stops) and stops.pop(0)()),
         is_game=False,
         total=1_000,
         end=1_000,

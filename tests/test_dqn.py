@@ -6,7 +6,17 @@ import jax.numpy as jnp
 import numpy as np
 import ppo_pmap as ppo
 import pytest
-from helpers import dqn, make_env, metric_rows, over_devices, relative_difference, small_dqn_args
+from helpers import (
+    dqn,
+    make_env,
+    metric_rows,
+    over_devices,
+    pqn,
+    relative_difference,
+    sac,
+    small_dqn_args,
+    small_sac_args,
+)
 from numpy.testing import assert_allclose, assert_array_equal
 
 from pmaprl.actors.batches import over_learners
@@ -18,6 +28,7 @@ from pmaprl.device.replay import new_replay
 from pmaprl.device.sharding import AXIS
 from pmaprl.envs.environment import check_spaces, defaults_left_off
 from pmaprl.envs.registry import make
+from pmaprl.envs.spaces import Discrete, box
 from pmaprl.nets.returns import ValueDistribution
 
 
@@ -315,3 +326,12 @@ def test_a_default_that_does_not_fit_the_observations_is_left_off_and_said():
     # It is no default of PPO, so somebody has asked for it
     with pytest.raises(UsageError, match="normalize-obs"):
         check_spaces(ppo.Args(env="FrozenLake-misc", normalize_obs=True), env)
+
+
+@pytest.mark.parametrize("algorithm", [dqn.DQN, pqn.PQN, sac.SAC])
+def test_actions_that_an_algorithm_cannot_have_are_refused_when_it_is_made(algorithm):
+    """The replay buffer is made before the networks, and fails on other actions."""
+    actions = {"a": Discrete(2), "b": box((2,), -1.0, 1.0)}
+    spec = make_env("Toy").spec._replace(action_space=actions)
+    with pytest.raises(UsageError, match="ppo_pmap"):
+        algorithm(small_sac_args(), spec)

@@ -991,10 +991,7 @@ def test_an_evaluation_is_repeated_exactly_with_a_seed_for_every_episode(tmp_pat
     args = small_args(eval_episodes=3, env_params=trouble(tmp_path, raise_at=3))
     seeds = []
     warnings = []
-    algorithm = SimpleNamespace(
-        initial_memory=lambda count: (),
-        act=lambda *seen: (np.zeros(2, int), ()),
-    )
+    algorithm = only_acts(lambda learner, seen, key: jnp.zeros(2, int))
     evaluation = HostEvaluation(args, algorithm, warnings.append)
     make = evaluation._make_envs
     monkeypatch.setattr(evaluation, "_make_envs", lambda seed: seeds.append(seed) or make(seed))
@@ -1018,10 +1015,7 @@ def test_evaluations_keep_environments_that_begin_anew_with_a_seed_and_close_the
     starts = []
     new = []
     closed = []
-    algorithm = SimpleNamespace(
-        initial_memory=lambda count: (),
-        act=lambda *seen: (np.zeros(2, int), ()),
-    )
+    algorithm = only_acts(lambda learner, seen, key: jnp.zeros(2, int))
     evaluation = HostEvaluation(args, algorithm, pytest.fail)
     make = evaluation._make_envs
 

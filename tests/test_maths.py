@@ -643,7 +643,7 @@ class Samples(NamedTuple):
     advantage: jax.Array
 
 
-@pytest.mark.parametrize(("spread", "std"), [(0.0, 30.0), (0.1, 30.0), (5.0, 5.0)])
+@pytest.mark.parametrize(("spread", "std"), [(0.0, 30.0), (0.1, 30.0), (1.0, 1.0), (5.0, 5.0)])
 def test_the_first_values_are_not_far_from_targets_without_spread(spread, std):
     """Equal rewards make equal targets where each is the sum of as many of them."""
     head = {"value": {"kernel": jnp.zeros((2, 1)), "bias": jnp.zeros(1)}}

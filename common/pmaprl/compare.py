@@ -64,7 +64,7 @@ class Args(Selection):
     threshold: Annotated[Finite | None, NUMBER] = None
     """Return to reach (default: 90% of the way from the lowest to the highest in training)."""
     baseline: Annotated[tuple[str, ...], BASELINE] = ()
-    """What the other lines are compared with: run directories, or the name of an algorithm."""
+    """Lines that the others are compared with: run directories, or the name of an algorithm."""
 
 
 class Span(NamedTuple):
@@ -288,9 +288,9 @@ def _common_span(groups_of_env: list[Group]) -> Span:
     logs = [run.log.series for group in groups_of_env for run in group.runs]
     span = _span(logs, EVALUATION)
     is_complete = all(EVALUATION in series for series in logs)
-    if is_complete and span.points >= FEWEST_POINTS:
-        return span
-    return _span(logs, TRAINING)
+    training = _span(logs, TRAINING)
+    enough = min(FEWEST_POINTS, training.points + 1)
+    return span if is_complete and span.points >= enough else training
 
 
 def _span(logs: list[dict[str, Series]], metric: str) -> Span:
@@ -315,7 +315,7 @@ def _note_on_area(span: Span) -> list[str]:
 def _of_span(metric: str, points: int) -> str:
     kind = "training return" if metric == TRAINING else "evaluation"
     plural = "" if points == 1 else "s"
-    return f"{points:,} {kind}{plural} of each run"
+    return f"{points:,} {kind}{plural} of the run that has fewest"
 
 
 def _known_steps(series: Any) -> np.ndarray:

@@ -18,7 +18,6 @@ from pmaprl.cli.errors import UsageError, printable
 from pmaprl.cli.files import check_target, replacing
 from pmaprl.comparison.curves import align
 from pmaprl.comparison.groups import Group, variant_text
-from pmaprl.comparison.logged_runs import flag_text
 from pmaprl.comparison.notes import listed_notes
 from pmaprl.comparison.selection import Selection, load, say, suggest
 from pmaprl.drawing.figures import (
@@ -240,7 +239,7 @@ def _legend_of_factors(all_groups: list[Group], of_points: bool) -> list[Line]:
         if of_points:
             how |= {"linestyle": "", "marker": MARKERS[dashes], "markersize": 6}
         return Line(
-            label=f"{name} {flag_text(value)}",
+            label=f"{name} {variant_text(value)}",
             x=np.empty(0),
             y=np.empty(0),
             how=how,

@@ -54,8 +54,8 @@ def run_algorithm(
     Args:
         args: the algorithm's flags.
         script: the algorithm's file.
-        make_algorithm: a function of the flags and an `EnvSpec` that returns an `OnPolicy` or
-            `OffPolicy`.
+        make_algorithm: makes the algorithm of the flags and an `EnvSpec`, such as a class that
+            derives from `OnPolicy`, `RecurrentOnPolicy` or `OffPolicy`.
         env: a gymnax-style environment, in place of the name `args.env`.
         callback: called with every row of metrics, a dictionary; True ends the run.
 

@@ -101,8 +101,18 @@ def is_run(run_dir: str | Path) -> bool:
     return os.path.exists(Path(run_dir) / NAME)
 
 
-def finished_text(run_dir: str | Path) -> str:
-    """Say that a run is left as it is."""
+def finished_text(run_dir: str | Path, goal: float | None = None) -> str:
+    """Say that a run is left as it is.
+
+    Args:
+        run_dir: the run.
+        goal: its --stop-at-return, if that has ended it.
+    """
+    if goal is not None:
+        return (
+            f"{printable(run_dir)} has reached --stop-at-return {goal:g}; --stop-at-return None "
+            "trains longer"
+        )
     return f"{printable(run_dir)} has finished; a larger --total-timesteps trains longer"
 
 
@@ -139,6 +149,8 @@ def read_config(run_dir: str | Path) -> dict[str, Any]:
     args = config["args"]
     if "byte_max" not in args and _has_other_bytes(config.get("env_spec")):
         args["byte_max"] = 255
+    if config["algorithm"] == "appo_pmap" and "num_epochs" in args:  # its name at first
+        args.setdefault("update_epochs", args.pop("num_epochs"))
     return config
 
 

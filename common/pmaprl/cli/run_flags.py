@@ -213,9 +213,8 @@ class RunArgs(ArgsFactory):
     200}'.
     """
     byte_max: Annotated[int, Bounds(at_least=0, at_most=255)] = 0
-    """Largest value of bytes in observations. Networks divide bytes by it. With 0 it is the bound
-    of their space.
-    """
+    """Largest value of bytes in observations, by which networks divide them; 0: the bound of their
+    space."""
     tuned: bool = False
     """Start from the flags tuned for this environment in algos/tuned/, if there are any (default:
     on).

@@ -63,6 +63,9 @@ class Algorithm(abc.ABC, Generic[ArgsT, LearnerT]):
             )
         return super().__new__(cls)
 
+    def __post_init__(self) -> None:
+        """Raise UsageError for spaces or flags that the algorithm cannot use."""
+
     @property
     def limits(self) -> Mapping[str, tuple[float, float]]:
         """Lowest and highest value that evolution may give a flag, by flag."""

@@ -766,20 +766,25 @@ def _stored_dtype(name: str) -> np.dtype:
 
 
 MOST_NUMBERS = 2**28  # of an observation
-MOST_ACTIONS = 2**20  # numbers of an action, each of which a network predicts
+MOST_ACTIONS = 2**20  # numbers that a network predicts for an action: of a Box, or choices
 MOST_LEAVES = 1_000  # parts of observations or actions
 MOST_COMPONENTS = 5_000  # choices of an element; programs grow with them
+MOST_EQUAL = 20_000  # choices of an observation of equal ones, which are encoded together
 
 
 def excess(space: Space, acting: bool = False) -> str:
     """Say of what a space has too much to compile a program for it; "" if it is small enough."""
     found = list(leaves(space))
-    sizes = [math.prod(leaf.shape) for _, leaf in found]
-    components = sum(len(leaf.nvec) for _, leaf in found if not isinstance(leaf, Box))
+    sizes = [math.prod(leaf.shape) for _, leaf in found if isinstance(leaf, Box)]
+    choices = [leaf.nvec for _, leaf in found if not isinstance(leaf, Box)]
+    sizes += map(sum, choices)  # networks see and predict them one-hot
+    components = sum(len(nvec) for nvec in choices if acting or len(set(nvec)) > 1)
+    equal = sum(map(len, choices)) - components
     for count, most, what in (
         (sum(sizes), MOST_ACTIONS if acting else MOST_NUMBERS, "numbers"),
         (len(found), MOST_LEAVES, "parts"),
         (components, MOST_COMPONENTS, "choices at once"),
+        (equal, MOST_EQUAL, "choices at once"),
     ):
         if count > most:
             return f"{count:,} {what}, at most {most:,} are supported"

@@ -277,7 +277,7 @@ def rescale_output(
 
 
 # Least standard deviation of the first targets, as a share of their mean
-LEAST_SPREAD = 0.05
+LEAST_SPREAD = 0.01
 
 
 def _with_spread(old: RunningStats, new: RunningStats) -> RunningStats:

@@ -84,7 +84,8 @@ class Policy:
             JAX arrays, everything else gives NumPy's.
 
         Raises:
-            UsageError: an argument is missing, does not fit, or is too large for the network.
+            UsageError: an argument is missing, does not fit, or, as an array of NumPy, is too large
+                for the network.
         """
         if key is not None and not (isinstance(key, Array) and _is_key(key)):
             raise UsageError(
@@ -95,13 +96,14 @@ class Policy:
         seen = jax.tree.map(lambda x: x.reshape(math.prod(batch), *x.shape[len(batch) :]), seen)
         carried = self._carried(memory, batch)
         actions, after, is_finite = self._jitted(self._learner, seen, carried, key)
-        if not isinstance(is_finite, Tracer) and not is_finite:
+        ours = any(isinstance(x, Array) for x in jax.tree.leaves(obs))
+        # Nobody waits for arrays of JAX, which the caller may hand on
+        if not ours and not isinstance(is_finite, Tracer) and not is_finite:
             raise UsageError(
                 "the policy computes numbers that are not finite: observations, rewards or the "
                 "memory are too large for its network"
             )
         actions = jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), actions)
-        ours = any(isinstance(x, Array) for x in jax.tree.leaves(obs))
         if not (ours or isinstance(jax.tree.leaves(actions)[0], Tracer)):
             actions = jax.tree.map(lambda x: np.array(x)[()], actions)
         if memory is None:

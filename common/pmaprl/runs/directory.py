@@ -172,8 +172,8 @@ def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, 
 def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]]:
     """Choose the run's directory, without writing to the disk.
 
-    Of a resumed run, add the earlier scripts and flags to `config`, in the first process only,
-    which is the one that writes it.
+    Of a resumed run, add the earlier scripts to `config`, in the first process only, which is the
+    one that writes it.
 
     Returns:
         The directory, and a note on each flag that differs from those of a resumed run.

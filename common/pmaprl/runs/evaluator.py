@@ -82,8 +82,8 @@ class Evaluations:
 
         Args:
             step: environment steps.
-            played: the episodes, still under computation on the devices; for an evaluation beside
-                the training, the state on the host.
+            episodes_or_state: the episodes, still under computation on the devices; for an
+                evaluation beside the training, the state on the host.
         """
         if not self.is_due(step):
             return

@@ -413,10 +413,10 @@ class Run:
         is_new = state is not None or status != before
         if self.dir and is_new:
             write_json(self.dir / results.RESULT, record)
-        if self.dir and status == "finished":
-            (self.dir / "DONE").touch()
-        if self.dir and status == "finished" and not is_new and not self._has_changes:
-            self.console.say(finished_text(self.dir))
+        was_done = bool(self.dir and (self.dir / "DONE").exists())
+        if self.dir and was_done and not is_new and not self._has_changes:
+            goal = self.args.stop_at_return if self.steps < self.total else None
+            self.console.say(finished_text(self.dir, goal))
         elif self.dir:
             lines = []
             for name, draw in at_end.items():
@@ -425,6 +425,9 @@ class Run:
                     lines.append(self.console.attempt(name, draw, self.dir, host.learner, status))
             footer = self.console.attempt("summary", reports.footer, self, record, lines)
             self.console.say(footer or "")
+            # A resume makes up for what a signal has skipped
+            if status == "finished" and len(lines) == len(at_end):
+                (self.dir / "DONE").touch()
         self._interruption.raise_received()
         return results.TrainResult(
             params=host.learner.params,

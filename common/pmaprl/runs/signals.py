@@ -85,9 +85,15 @@ class Interruption:
 
     def _end_at_once(self, number: int) -> None:
         self._console.show_cursor()
-        with suppress(Exception):  # nothing may keep the process
-            self._console.say(self.last_words())
+        # Neither an error nor a disk that hangs may keep the process
+        speaker = threading.Thread(target=self._say_last_words, daemon=True)
+        speaker.start()
+        speaker.join(1.0)
         os._exit(128 + number)
+
+    def _say_last_words(self) -> None:
+        with suppress(Exception):
+            self._console.say(self.last_words())
 
     def _watch(self) -> None:
         with suppress(OSError):

@@ -38,6 +38,8 @@ def mujoco_frame(model: Any, qpos: Any, qvel: Any) -> np.ndarray:
     data.qpos = qpos
     data.qvel = qvel
     mujoco.mj_forward(model, data)
-    with mujoco.Renderer(model, *FRAME_SIZE) as renderer:
+    most = model.vis.global_.offheight, model.vis.global_.offwidth
+    height, width = map(min, FRAME_SIZE, most)
+    with mujoco.Renderer(model, height, width) as renderer:
         renderer.update_scene(data, camera=0 if model.ncam else -1)
         return renderer.render()

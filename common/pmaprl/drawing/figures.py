@@ -380,23 +380,31 @@ def fit_labels(figure: Any) -> None:
     """
     figure.draw_without_rendering()
     foot = figure._supxlabel
+    more = 0.0
     if foot:
         _fit(foot, foot.get_text(), 0.98 * figure.bbox.width)
         more = FOOT_LINE * foot.get_text().count("\n")
         figure.set_figheight(figure.get_figheight() + more)
     labels = [text for axes in figure.axes for text in (axes.xaxis.label, axes.yaxis.label)]
     whole = {text: text.get_text() for text in labels}
+    changed = bool(foot and more)
     for _ in range(3):  # a label of more lines leaves the axes less room
-        figure.draw_without_rendering()
-        if figure._suptitle:
-            title = figure._suptitle
-            _fit(title, title.get_text(), 0.98 * figure.bbox.width)
+        if changed:
+            figure.draw_without_rendering()
+        fitted = []
+        if title := figure._suptitle:
+            fitted.append(_fit(title, title.get_text(), 0.98 * figure.bbox.width))
         for axes in figure.axes:
             box = axes.get_window_extent()
-            _fit(axes.xaxis.label, whole[axes.xaxis.label], box.width)
-            _fit(axes.yaxis.label, whole[axes.yaxis.label], box.height, is_upright=True)
             title = axes._left_title
-            _fit(title, title.get_text(), figure.bbox.width / _columns_of(axes))
+            fitted += [
+                _fit(axes.xaxis.label, whole[axes.xaxis.label], box.width),
+                _fit(axes.yaxis.label, whole[axes.yaxis.label], box.height, is_upright=True),
+                _fit(title, title.get_text(), figure.bbox.width / _columns_of(axes)),
+            ]
+        changed = any(fitted)
+        if not changed:
+            break
 
 
 def _columns_of(axes: Any) -> int:
@@ -405,7 +413,7 @@ def _columns_of(axes: Any) -> int:
     return spec.get_gridspec().ncols if spec else 1
 
 
-def _fit(text: Any, words: str, room: float, is_upright: bool = False) -> None:
+def _fit(text: Any, words: str, room: float, is_upright: bool = False) -> bool:
     """Wrap a text, or set it in smaller letters where its words are too long for that.
 
     Args:
@@ -413,16 +421,20 @@ def _fit(text: Any, words: str, room: float, is_upright: bool = False) -> None:
         words: what it says, before it was wrapped.
         room: the pixels that it may be long.
         is_upright: True if it is written upwards.
+
+    Returns:
+        True if the text has changed.
     """
     box = text.get_window_extent()
     length = box.height if is_upright else box.width
     if not words or length <= room:
-        return
+        return False
     longest = max(map(len, text.get_text().split("\n")))
     wrapped = wrap(words, int(longest * room / length))
     text.set_text(wrapped)
     if max(map(len, wrapped.split("\n"))) >= longest:  # one long word
         text.set_fontsize(max(text.get_fontsize() * room / length, SMALLEST_FONT))
+    return True
 
 
 def wrap(words: str, most: int, break_words: bool = False) -> str:

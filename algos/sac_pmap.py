@@ -325,7 +325,7 @@ class SAC(OffPolicy[Args, Learner]):
         return Actor(self.args, self.env.policy_obs_space, self.space)
 
     @cached_property
-    def critics(self) -> nn.Module:
+    def critics(self) -> nets.Ensemble:
         """Both Q functions, which return [2, B], or [2, B, n] for n actions."""
         return nets.Ensemble(QFunction(self.args, self.env.observation_space, self.space), 2)
 

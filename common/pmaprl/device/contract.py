@@ -25,6 +25,7 @@ from pmaprl.device.interface import (
     Transition,
     UpdateContext,
 )
+from pmaprl.device.statistics import Reports
 from pmaprl.envs.spaces import EnvSpec
 
 ArgsT = TypeVar("ArgsT")
@@ -189,7 +190,7 @@ class OffPolicy(Algorithm[ArgsT, LearnerT]):
     @abc.abstractmethod
     def update(
         self, learner: LearnerT, batch: Transition, context: GradientContext
-    ) -> tuple[LearnerT, Metrics]:
+    ) -> tuple[LearnerT, Reports]:
         """Make one gradient update from a batch [B, ...].
 
         Returns:

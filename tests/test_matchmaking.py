@@ -192,7 +192,7 @@ def test_members_learn_nothing_of_agents_that_others_play(monkeypatch):
     def first_agent(keys, agents):
         return jnp.tile(jnp.array([True, False, False]), (len(keys), 1))
 
-    monkeypatch.setattr(drivers, "draw_own_components", first_agent)
+    monkeypatch.setattr(drivers, "deal_components", first_agent)
     state, update = begun_and_update(
         1,
         ent_coef=0.1,

@@ -682,6 +682,7 @@ CHOICES = {
         ),
         ("action_space", LONG),
         ("action_space", CHOICES),
+        ("action_space", {"type": "Discrete", "shape": [], "n": 10**9}),
         (
             "action_space",
             {"type": "Tuple", "parts": [LONG | {"shape": [300_000]}] * 4},
@@ -693,6 +694,7 @@ CHOICES = {
         "parts",
         "actions",
         "components",
+        "outputs",
         "sums",
     ],
 )

@@ -19,6 +19,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pmaprl import compare, plot
 from pmaprl.cli.command import exit_code, parse
 from pmaprl.cli.errors import UsageError
+from pmaprl.cli.files import read_config
 from pmaprl.comparison.curves import align
 from pmaprl.comparison.groups import group
 from pmaprl.comparison.logged_runs import LoggedRun
@@ -927,6 +928,18 @@ def test_the_area_under_few_evaluations_is_that_of_training(tmp_path):
     (row,) = compared(make_run(tmp_path / "few", training[:2]))
     assert row["auc_points"] == 2
     assert any("AUC" in note for note in row["notes"])
+    # Training may have no returns at all
+    unknown = [row | {TRAINING: None, EVALUATION: 7.0} for row in training[:4]]
+    (row,) = compared(make_run(tmp_path / "unknown", unknown))
+    assert row["auc_of"] == EVALUATION
+    assert row["auc"] == 7
+
+
+def test_earlier_runs_of_appo_keep_their_epochs(tmp_path):
+    run = make_run(tmp_path / "run", rows([100], [1]), algorithm="appo_pmap", num_epochs=10)
+    args = read_config(run)["args"]
+    assert args["update_epochs"] == 10
+    assert "num_epochs" not in args
 
 
 @pytest.mark.parametrize(("first_seed", "is_paired"), [(0, True), (3, False)])

@@ -418,16 +418,7 @@ class Run:
             goal = self.args.stop_at_return if self.steps < self.total else None
             self.console.say(finished_text(self.dir, goal))
         elif self.dir:
-            lines = []
-            for name, draw in at_end.items():
-                # A signal that has come meanwhile skips what is left
-                if status == "interrupted" or not self._interruption.local_signal:
-                    lines.append(self.console.attempt(name, draw, self.dir, host.learner, status))
-            footer = self.console.attempt("summary", reports.footer, self, record, lines)
-            self.console.say(footer or "")
-            # A resume makes up for what a signal has skipped
-            if status == "finished" and len(lines) == len(at_end):
-                (self.dir / "DONE").touch()
+            self._draw_and_summarize(self.dir, host.learner, record, at_end)
         self._interruption.raise_received()
         return results.TrainResult(
             params=host.learner.params,
@@ -437,3 +428,25 @@ class Run:
             state_sha256=sha256,
             status=status,
         )
+
+    def _draw_and_summarize(
+        self,
+        directory: Path,
+        learners: Any,
+        record: dict[str, Any],
+        at_end: dict[str, Callable[[Path, Any, str], str]],
+    ) -> None:
+        """Call the functions `at_end`, and show the footer; then a finished run is done.
+
+        A resume makes up for what a signal has skipped.
+        """
+        status = record["status"]
+        lines = []
+        for name, draw in at_end.items():
+            # A signal that has come meanwhile skips what is left
+            if status == "interrupted" or not self._interruption.local_signal:
+                lines.append(self.console.attempt(name, draw, directory, learners, status))
+        footer = self.console.attempt("summary", reports.footer, self, record, lines)
+        self.console.say(footer or "")
+        if status == "finished" and len(lines) == len(at_end):
+            (directory / "DONE").touch()
